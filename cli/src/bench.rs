@@ -1,4 +1,4 @@
-//! `galaxy bench`: what this device can do, and what the kernels make of it.
+//! `galaxy bench`: measures kernels, decoding, rounded weights, and coordinators under load.
 
 mod decode;
 mod pairs;
@@ -16,7 +16,7 @@ use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use galaxy_common::{Bytes, Kernel, Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
-    measure::{self, Bench, Cut, Part, Timed, Work},
+    measure::{self, Bench, ModelPart, OperationKind, Timed, Work},
 };
 use galaxy_model::{
     ModelDir, ModelSpec,
@@ -30,13 +30,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs of a layer that count, at least,
+/// The fewest runs of a layer that are timed.
 const LEAST_RUNS: usize = 7;
-/// and at most.
+/// The most runs of a layer that are timed.
 const MOST_RUNS: usize = 200;
-/// For how long runs go on between the two.
+/// The time after which runs of a layer end, once there are `LEAST_RUNS` of them.
 const PATIENCE: Duration = Duration::from_millis(600);
-/// Columns of a made-up language head: enough that it comes from memory, and no table of a gigabyte.
+/// The most tokens of a made-up vocabulary: enough that its language head comes from memory, without a table of a
+/// gigabyte.
 const MOST_TOKENS: u32 = 32_768;
 
 const MEANING: &str = "\
@@ -70,19 +71,19 @@ pub struct BenchArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// Times every operation of a layer, and says how far it is from what this device can do.
+    /// Time every operation of a layer, against what this device can do at most.
     #[command(after_long_help = MEANING)]
     Kernels(KernelsArgs),
-    /// Times tokens that one device makes, and says how far that is from how fast it reads memory.
+    /// Time decoding on one device, against how fast it reads memory.
     #[command(after_long_help = decode::MEANING)]
     Decode(decode::DecodeArgs),
-    /// Says what a model loses when its matrices are rounded to few bits.
+    /// Measure what a model loses when its matrices are rounded to few bits.
     #[command(after_long_help = quality::MEANING)]
     Quality(quality::QualityArgs),
-    /// Says how a coordinator answers many clients at once: tokens per second, and latency over load.
+    /// Measure a coordinator under many clients: tokens per second, and latency over load.
     #[command(after_long_help = serve::MEANING)]
     Serve(serve::ServeArgs),
-    /// Compares two coordinators that answer the same prompts in turns.
+    /// Compare two coordinators that answer the same prompts in turns.
     #[command(after_long_help = pairs::MEANING)]
     Pairs(pairs::PairsArgs),
 }
@@ -90,21 +91,21 @@ enum What {
 /// Arguments of `galaxy bench kernels`.
 #[derive(Args, Debug)]
 struct KernelsArgs {
-    /// This model's own shapes and weights.
+    /// Measure with the shapes and weights of this model: a directory or a GGUF file.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["shape", "format"])]
     model: Option<PathBuf>,
-    /// A well-known shape with made-up weights, in the directory of temporary files.
+    /// Measure with made-up weights in a well-known shape, written to the directory of temporary files.
     #[arg(long, value_name = "NAME", default_value = "bert-large",
         value_parser = PossibleValuesParser::new(known()))]
     shape: String,
-    /// Rows of the batch, like 1,284.
+    /// Rows of each batch to measure, like 1,284.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,71,284,384",
         value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     rows: Vec<u32>,
-    /// Kernel threads. Default: the cores of this machine.
+    /// Kernel threads [default: the cores of this machine].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// How made-up weights are held: f32, f16 or bf16. Default: as the well-known model has them.
+    /// Format of made-up weights: f32, f16 or bf16 [default: that of the well-known model].
     #[arg(long, value_name = "FORMAT")]
     format: Option<WeightFormat>,
     #[command(flatten)]
@@ -114,7 +115,7 @@ struct KernelsArgs {
     json: bool,
 }
 
-/// The shapes of the catalogue whose families the engine runs.
+/// The names of the catalogue's models whose families are measured.
 fn known() -> Vec<&'static str> {
     let runs = |family| ["bert", "distilbert", "gpt2", "llama"].contains(&family);
     shape::catalogue().iter().filter(|m| runs(m.shape.family)).map(|m| m.name).collect()
@@ -129,14 +130,14 @@ struct Findings {
     cache: Bytes,
     instructions: String,
     threads: u16,
-    /// GFLOP/s.
+    /// Multiplications and additions in registers alone, in GFLOP/s.
     peak: Spread,
-    /// GB/s.
+    /// Reading a buffer far larger than the last-level cache, in GB/s.
     stream: Spread,
     lines: Vec<Line>,
 }
 
-/// An operation at some rows, or a whole layer.
+/// The figures of an operation, or of a whole layer, at one number of rows.
 #[derive(Serialize)]
 struct Line {
     rows: u32,
@@ -144,15 +145,15 @@ struct Line {
     inputs: u32,
     outputs: u32,
     ms: Spread,
-    /// Of the median.
+    /// Operations over the median time, in GFLOP/s; 0 where no operations are counted.
     gflops: f64,
-    /// Of the median.
+    /// Bytes of weights over the median time, in GB/s; 0 without weights.
     gigabytes: f64,
-    /// Nothing where there is no bound.
+    /// The least time by the device's peak and memory, in ms; none where no operations are counted.
     bound_ms: Option<f64>,
 }
 
-/// `galaxy bench`.
+/// Runs `galaxy bench`.
 pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
     args.kernels.limit()?;
     let (now, work): (_, Box<dyn FnOnce() -> Result<String, Failure> + Send>) = match args.what {
@@ -203,7 +204,7 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     let model = args.model.as_ref().map_or(args.shape.as_str(), |_| dir.name()).to_owned();
     let place = dir.path().display().to_string();
     let failed = |e: measure::MeasureError| Failure::new(e.to_string()).at(&place);
-    let mut bench = Bench::open(dir.clone(), &Cut::whole(layers, threads)).map_err(failed)?;
+    let mut bench = Bench::open(dir.clone(), &ModelPart::whole(layers, threads)).map_err(failed)?;
     let instructions = Instructions::current();
     let (peak, stream) =
         (measure::peak(instructions, threads), measure::stream(instructions, threads));
@@ -227,7 +228,8 @@ fn kernels(args: &KernelsArgs) -> Result<Findings, Failure> {
     })
 }
 
-/// A model of the shape that is asked for, as high as it needs to be.
+/// Writes a model of the shape that is asked for, with as many layers as it takes for weights to come from memory.
+/// Returns it with the number of its layers, and its directory, which is removed on drop.
 fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir), Failure> {
     let model = shape::catalogue().iter().find(|model| model.name == args.shape);
     let model = model.ok_or_else(|| Failure::usage(format!("no shape {:?}", args.shape)))?;
@@ -254,19 +256,19 @@ fn made_up(args: &KernelsArgs) -> Result<(Arc<ModelDir>, u32, tempfile::TempDir)
 
 /// Bytes of the matrices of a layer.
 fn layer_bytes(spec: &ModelSpec, format: WeightFormat) -> Bytes {
-    let (hidden, inner) = (u64::from(spec.hidden), u64::from(spec.inner));
+    let (hidden, inner) = (u64::from(spec.hidden), u64::from(spec.intermediate));
     let heads = u64::from(2 * spec.heads + 2 * spec.kv_heads) * u64::from(spec.head_width);
     let mlp = inner * if spec.gated { 3 } else { 2 };
     Bytes(format.bytes(hidden, heads + mlp))
 }
 
-/// What runs of layers took.
+/// The times of runs of layers.
 #[derive(Default)]
 struct Runs {
-    /// Of whole layers, in milliseconds.
+    /// The times of whole layers, in milliseconds.
     layers: Vec<f64>,
-    /// Of each operation, in the order in which they run.
-    operations: Vec<(Part, Work, Vec<f64>)>,
+    /// The times of each operation in milliseconds, in the order in which operations run.
+    operations: Vec<(OperationKind, Work, Vec<f64>)>,
 }
 
 fn runs(bench: &mut Bench, rows: u32, head: bool) -> Result<Runs, measure::MeasureError> {
@@ -327,7 +329,7 @@ impl Runs {
                 gigabytes: work.weights / ms.median * 1e-6,
                 bound_ms: bound(work),
             };
-            if *part == Part::Product(Kernel::Language) {
+            if *part == OperationKind::Product(Kernel::Language) {
                 head.push(line);
                 continue;
             }

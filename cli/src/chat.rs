@@ -10,7 +10,7 @@ use super::{
     Connection, choice::Choice, decoder::DecoderArgs, failure::Failure, json, pace::Pace, print,
     progress, tell,
 };
-use answer::{Answer, Backend, Piece};
+use answer::{Answer, AnswerEvent, Backend};
 use clap::Args;
 use galaxy_cli::openai::chat::{Chat, Message, TemplateArguments};
 use galaxy_client::GenerateOptions;
@@ -19,7 +19,7 @@ use lines::{Input, Interrupts, Lines};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What holds where neither the command nor the model says anything: a page of an answer.
+/// The settings where neither the command nor the model gives any: the likeliest tokens, and a page of an answer.
 const FALLBACK: Fallback = Fallback { temperature: 0.0, max_tokens: 512 };
 
 const SHAPE: &str = "\
@@ -41,26 +41,30 @@ chat so far, of at most context.";
 #[derive(Args, Debug)]
 #[command(after_long_help = SHAPE)]
 pub struct ChatArgs {
-    /// What the model is told before the first message. Default: as its chat template says.
+    /// System message, before the first message [default: that of the chat template].
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Run this model, a directory or a GGUF file, in this process, without a cluster; then no coordinator is
-    /// asked.
+    /// Run this model in this process, without a cluster.
+    ///
+    /// DIR is a model directory or a GGUF file. No coordinator is asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Ask the coordinator of this cluster file, whose model has the chat template. Default: the cluster of
-    /// `galaxy up`, or cluster.toml.
+    /// Cluster file that names the coordinator and the model [default: that of galaxy up, else cluster.toml].
+    ///
+    /// The chat template and the tokenizer are read from its model.
     #[arg(long, value_name = "FILE", conflicts_with = "model", help_heading = "Coordinator")]
     cluster: Option<PathBuf>,
-    /// The directory or GGUF file of the cluster's model, for its chat template and tokenizer, where no
-    /// cluster file is on this machine.
+    /// Model directory or GGUF file with the chat template and tokenizer of the cluster's model.
+    ///
+    /// Needed where no cluster file is on this machine.
     #[arg(long, value_name = "DIR", conflicts_with = "model", help_heading = "Coordinator")]
     template: Option<PathBuf>,
-    /// Most tokens of an answer; at most as many as the context has room for. Default: as the model's
-    /// generation_config.json says, else 512.
+    /// Most tokens of an answer [default: as the model's generation_config.json says, else 512].
+    ///
+    /// An answer has at most as many tokens as the context has room for.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// Ends an answer before this; may be given several times.
+    /// End an answer before this text; may be given several times.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// Print one JSON object for each answer instead of its text.
@@ -74,7 +78,7 @@ pub struct ChatArgs {
     connection: Connection,
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints for each answer.
 #[derive(Serialize)]
 struct AnswerJson<'a> {
     text: &'a str,
@@ -87,7 +91,7 @@ struct AnswerJson<'a> {
     tokens_per_second: Option<f64>,
 }
 
-/// `galaxy chat`.
+/// Runs `galaxy chat`.
 pub async fn chat(args: ChatArgs) -> Result<(), Failure> {
     let settings = GenerateOptions {
         max_tokens: args.max_tokens.unwrap_or(0),
@@ -135,20 +139,20 @@ pub async fn chat(args: ChatArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A chat so far.
+/// A chat with its messages so far.
 struct Conversation {
     chat: Chat,
     backend: Backend,
     options: GenerateOptions,
-    /// What each chat begins with,
+    /// The messages that each chat begins with: the system message, if there is one.
     system: Vec<Message>,
-    /// and all that was said.
+    /// All messages so far, beginning with those of `system`.
     messages: Vec<Message>,
     json: bool,
 }
 
 impl Conversation {
-    /// Has a message answered. Without an answer it is as if the message had not been said.
+    /// Adds a message to the chat and shows its answer. A message without an answer is removed again.
     async fn turn(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<(), Failure> {
         let before = self.messages.len();
         self.messages.push(Message::new("user", text));
@@ -164,7 +168,7 @@ impl Conversation {
         }
     }
 
-    /// Shows the answer to what was said, as it is made.
+    /// Shows the answer to the messages so far, token by token, and returns its text.
     async fn answer(&self, interrupts: &mut Interrupts) -> Result<String, Failure> {
         // The whole chat, as the template has it: what it begins with stays as it was sent before.
         let tokens = self.chat.tokens(&self.messages, &TemplateArguments::default());
@@ -181,11 +185,11 @@ impl Conversation {
             progress::watch("reading the chat", self.next(&mut answer, interrupts)).await?;
         let finish = loop {
             match next {
-                Piece::Token(token) => {
+                AnswerEvent::Token(token) => {
                     pace.token();
                     self.show(&mut text, &token.text)?;
                 }
-                Piece::Done { finish, text: rest } => {
+                AnswerEvent::Done { finish, text: rest } => {
                     self.show(&mut text, &rest)?;
                     break finish;
                 }
@@ -218,16 +222,16 @@ impl Conversation {
         Ok(text)
     }
 
-    /// What comes next of an answer; its end, once somebody interrupts it.
+    /// The next piece of an answer; its end, once somebody interrupts it.
     async fn next(
         &self,
         answer: &mut Answer,
         interrupts: &mut Interrupts,
-    ) -> Result<Piece, Failure> {
+    ) -> Result<AnswerEvent, Failure> {
         tokio::select! {
             biased;
             () = interrupts.next() => {
-                Ok(Piece::Done { finish: "interrupted".to_owned(), text: String::new() })
+                Ok(AnswerEvent::Done { finish: "interrupted".to_owned(), text: String::new() })
             }
             piece = answer.next() => piece,
         }
@@ -238,12 +242,12 @@ impl Conversation {
         if self.json || more.is_empty() { Ok(()) } else { print(more) }
     }
 
-    /// A chat of so many tokens leaves no room for an answer.
+    /// The failure of a chat whose `tokens` leave no room for an answer.
     fn full(&self, tokens: u32) -> Failure {
         let context = self.backend.context();
         let what = format!("the context is full: the chat has {tokens} of {context} tokens");
         let larger = match self.backend {
-            Backend::Cluster { .. } => "; a cluster has what cache_rows in its file says",
+            Backend::Cluster { .. } => "; a cluster has what kv_cache_tokens in its file says",
             Backend::Here(_) => "",
         };
         Failure::new(what).todo(format!("/clear begins anew{larger}"))

@@ -1,42 +1,43 @@
-//! How tokens are chosen: what `galaxy generate` and `galaxy chat` let a person say of it.
+//! The sampling arguments of `galaxy generate` and `galaxy chat`.
 
 use super::{failure::Failure, generation_config::GenerationConfig};
 use clap::Args;
 use galaxy_common::{Sampling, SamplingParams};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How tokens are chosen. What is not given is as the model's `generation_config.json` says.
+/// Sampling arguments. Settings that are not given are as the model's `generation_config.json`
+/// says.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Choice of tokens")]
 pub struct Choice {
-    /// Where the settings come from that are not given here.
+    /// Where settings come from that are not given.
     #[arg(long, value_enum, default_value_t)]
     pub generation_config: GenerationConfig,
-    /// Logits are divided by it; 0 takes the likeliest token. Default: as the model says, else 0.
+    /// Sampling temperature; 0 takes the likeliest token [default: as the model says, else 0].
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// So many of the likeliest tokens stay; 0: all.
+    /// Sample among the K likeliest tokens; 0 for all.
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
-    /// The likeliest tokens stay that have this mass together.
+    /// Sample among the likeliest tokens whose probabilities add up to P.
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Tokens stay that are at least so likely, compared with the likeliest.
+    /// Sample among tokens that are at least P times as likely as the likeliest.
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Makes tokens of the text less likely, above 1.
+    /// Penalty on tokens that the text has already; above 1 makes them less likely.
     #[arg(long, value_name = "X")]
     repetition_penalty: Option<f32>,
-    /// Taken from the logits of tokens that were chosen before.
+    /// Subtract X from the logits of tokens that were generated before.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     presence_penalty: Option<f32>,
-    /// Taken from them for each time.
+    /// Subtract X from a token's logit for each time that it was generated.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     frequency_penalty: Option<f32>,
-    /// Added to the logit of a token: ID=X; may be given several times.
+    /// Add X to the logit of the token ID; may be given several times.
     #[arg(long, value_name = "ID=X", value_parser = bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same text. Default: another each time.
+    /// Seed of the sampler; the same seed gives the same text [default: another each time].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
@@ -48,7 +49,8 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl Choice {
-    /// As it was given, which is checked; so many of the likeliest tokens are told at each place.
+    /// The given settings, checked, with log-probabilities of the `logprobs` likeliest tokens at
+    /// each place.
     pub fn params(&self, logprobs: u32) -> Result<SamplingParams, Failure> {
         let params = SamplingParams {
             temperature: self.temperature,
@@ -62,12 +64,12 @@ impl Choice {
             seed: self.seed,
             logprobs,
         };
-        // What of it the vocabulary has is seen where the model is.
+        // Token ids are checked against the vocabulary where the model is.
         whole(params.clone(), u32::MAX).map(|_| params)
     }
 }
 
-/// All of it, with a seed of its own if none was given.
+/// Completes and checks settings; the seed comes from the clock if none was given.
 pub fn whole(params: SamplingParams, vocabulary: u32) -> Result<Sampling, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let sampling = params.complete(now.map_or(0, |now| now.as_nanos() as u64));

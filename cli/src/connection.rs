@@ -1,4 +1,5 @@
-//! Which coordinator a command asks, and as whom: by arguments, or as this machine has joined.
+//! The coordinator that a command asks, and its identity: by arguments, or as this machine has
+//! joined.
 
 use super::{duration, failure::Failure, progress};
 use clap::Args;
@@ -14,36 +15,39 @@ use std::{
     time::Duration,
 };
 
-/// Where a coordinator is asked for if nothing is said and this machine has not joined.
+/// The address of the coordinator, where no argument names one and this machine has not joined a
+/// cluster.
 const DEFAULT_COORDINATOR: &str = "127.0.0.1:7000";
-/// The name of a coordinator, as guides make it.
+/// The name of the coordinator, where nothing names another; the guides use it.
 const DEFAULT_NAME: &str = "coordinator";
 
-/// Which coordinator, and who we are.
+/// Arguments that name the coordinator, and the identity to connect with.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Coordinator")]
 pub(super) struct Connection {
-    /// Where the coordinator listens [default: that of the cluster that this machine joined, else
-    /// 127.0.0.1:7000].
+    /// Address of the coordinator [default: that of the joined cluster, else 127.0.0.1:7000].
     #[arg(long, value_name = "HOST:PORT", env = "GALAXY_COORDINATOR")]
     coordinator: Option<String>,
-    /// Directory of our identity [default: the one that this machine joined with, under $GALAXY_HOME
-    /// or ~/.galaxy]; without one, only a coordinator on this machine can be reached.
+    /// Directory of the identity to connect with [default: the one that this machine joined with].
+    ///
+    /// The default lies under $GALAXY_HOME or ~/.galaxy. Without an identity, only a coordinator on
+    /// this machine can be reached.
     #[arg(long, value_name = "DIR", env = "GALAXY_IDENTITY")]
     identity: Option<PathBuf>,
-    /// Name in the coordinator's certificate [default: that of the cluster that this machine joined,
-    /// else coordinator].
+    /// Name in the coordinator's certificate [default: that of the joined cluster, else
+    /// coordinator].
     #[arg(long, value_name = "NAME")]
     coordinator_name: Option<String>,
-    /// Time that each call has, like 500ms, 60s or 5m.
+    /// Time limit of each call, like 500ms, 60s or 5m.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     timeout: Duration,
-    /// Where a coordinator listens if the arguments do not say.
+    /// The coordinator's address where the arguments name none.
     #[arg(skip)]
     listens: Option<String>,
 }
 
-/// Whom to dial, and as whom.
+/// What to dial: addresses to try in order, the name in the certificate, and the identity to
+/// connect with.
 #[derive(Debug, PartialEq, Eq)]
 struct Target {
     addresses: Vec<String>,
@@ -52,12 +56,12 @@ struct Target {
 }
 
 impl Connection {
-    /// The same, which asks at this address unless the arguments name another.
+    /// The same connection, at this address unless the arguments name another.
     pub(super) fn or_at(self, address: String) -> Self {
         Self { listens: Some(address), ..self }
     }
 
-    /// The same, of a coordinator at this address.
+    /// The same connection, at this address.
     pub(super) fn at(self, address: String) -> Self {
         Self { coordinator: Some(address), ..self }
     }
@@ -91,7 +95,7 @@ impl Connection {
     }
 
     fn target(&self, home: Option<&Path>, roles: &[Role]) -> Result<Target, Failure> {
-        // Who names a coordinator on this machine and no identity speaks without one.
+        // A coordinator on this machine that is named without an identity is asked without one.
         let plain = self.coordinator.as_deref().is_some_and(is_loopback);
         let joined = || {
             let home = home.filter(|_| !plain)?;
@@ -115,7 +119,8 @@ impl Connection {
     }
 }
 
-/// Where this machine reaches who listens at an address of it: at its loopback, if at all addresses.
+/// The address at which this machine reaches a program of its own that listens at `listen`:
+/// loopback, if that is all addresses.
 pub(super) fn reachable(listen: &str) -> String {
     let Ok(mut address) = listen.parse::<SocketAddr>() else { return listen.to_owned() };
     match address.ip() {

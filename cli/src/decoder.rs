@@ -1,4 +1,4 @@
-//! A decoder in this process: what `galaxy generate --model` and `galaxy chat --model` make text with.
+//! A decoder in this process, with which `galaxy generate --model` and `galaxy chat --model` generate text.
 
 use super::{
     choice::whole,
@@ -8,8 +8,8 @@ use super::{
 };
 use clap::Args;
 use galaxy_client::{GenerateOptions, Token};
-use galaxy_common::{Cache, CacheType, Sampling, Text};
-use galaxy_engine::generate::{Goal, Told, token};
+use galaxy_common::{Cache, CacheType, Sampling, Sequence};
+use galaxy_engine::generate::{Goal, TokenEvent, token};
 use galaxy_model::{
     HeadSpec, ModelDir,
     generation::{Ending, Generation},
@@ -17,65 +17,68 @@ use galaxy_model::{
 };
 use std::{ops::ControlFlow, path::Path, sync::Arc};
 
-/// Rows of a prompt that go through at a time.
+/// The most rows of a prefill step, if no argument says otherwise.
 const CHUNK: u32 = 256;
 
-/// How a decoder runs in this process.
+/// Arguments for a decoder that runs in this process.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "With --model")]
 pub struct DecoderArgs {
-    /// Most rows of the prompt that go through at a time. Default: 256; a cluster's are its max_rows.
+    /// Most rows of the prompt in one prefill step [default: 256].
+    ///
+    /// On a cluster, max_rows in its file says this.
     #[arg(long, value_name = "ROWS", requires = "model", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
-    /// How keys and values are kept: f32, or f16 or q8 (half the bytes, or a quarter, and lossy). Default: f32; a
-    /// cluster's are kept as its file says.
-    #[arg(long, value_name = "W", requires = "model")]
-    cache: Option<CacheType>,
+    /// Type of keys and values in the KV cache: f32, f16 or q8 [default: f32].
+    ///
+    /// f16 takes half the bytes of f32 and q8 about a quarter; both are lossy. On a cluster, its file says this.
+    #[arg(long, alias = "cache", value_name = "TYPE", requires = "model")]
+    kv_cache_format: Option<CacheType>,
     #[command(flatten)]
     local: Local,
 }
 
-/// A decoder whose files were read, and no weights.
+/// A decoder whose files were read, without its weights.
 pub struct Decoder {
     model: Arc<ModelDir>,
     tokenizer: Result<Tokenizer, Failure>,
     generation: Generation,
 }
 
-/// What is asked of a decoder, with all that was left open.
+/// A request to a decoder, with all settings that the caller left open.
 pub struct Task {
-    /// The prompt.
+    /// The token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// Whether the text is read behind the prompt, and not as one of its own.
+    /// Whether the generated tokens are decoded as text that continues the prompt, and not as a text of their own.
     pub behind: bool,
-    /// How its tokens are chosen.
+    /// The settings of the sampler.
     pub sampling: Sampling,
-    /// Most tokens that are made.
+    /// The most tokens to generate.
     count: u32,
-    /// Tokens that end the text, and strings.
+    /// The ids of the tokens that end the text.
     ends: Vec<u32>,
     stop: Vec<String>,
 }
 
-/// How a text ended.
+/// How a generated text ended.
 pub struct Ended {
-    /// `stop` or `length`, as clusters say it.
+    /// `stop` or `length`, as a coordinator reports it.
     pub finish: &'static str,
-    /// What was held back of the text.
+    /// The rest of the text, which was held back.
     pub text: String,
 }
 
-/// A decoder with its weights, which makes one text after another.
+/// A decoder with its weights, which generates one sequence after another.
 pub struct Generator {
     decoder: Decoder,
     cluster: InProcess,
     chunk: u32,
-    /// Tokens whose keys and values are in the cache.
+    /// Tokens whose keys and values are in the KV cache.
     kept: Vec<u32>,
 }
 
 impl Task {
-    /// Rows that it may take.
+    /// The most rows of its sequence: those of the prompt, and of the tokens to generate.
     pub fn rows(&self) -> u32 {
         self.tokens.len() as u32 + self.count
     }
@@ -85,7 +88,7 @@ impl Decoder {
     /// Opens a model directory or a GGUF file.
     ///
     /// # Errors
-    /// When it cannot be read, makes no text, or the arguments do not go with it.
+    /// When it cannot be read, is no decoder, or does not go with the arguments.
     pub fn open(path: &Path, args: &DecoderArgs) -> Result<Self, Failure> {
         let model = in_process::open_model(path, args.local.rounding)?;
         let (spec, place) = (model.spec(), model.opened().display().to_string());
@@ -98,7 +101,7 @@ impl Decoder {
         Ok(Self { model, tokenizer, generation })
     }
 
-    /// The tokenizer.
+    /// The model's tokenizer.
     ///
     /// # Errors
     /// When the model has none.
@@ -106,25 +109,25 @@ impl Decoder {
         self.tokenizer.as_ref().map_err(Clone::clone)
     }
 
-    /// Whether its tokens can be read.
+    /// Whether there is a tokenizer, which turns tokens into text.
     pub fn is_readable(&self) -> bool {
         self.tokenizer.is_ok()
     }
 
-    /// What the model is called.
+    /// The model's name.
     pub fn name(&self) -> &str {
         self.model.name()
     }
 
-    /// Most tokens of a prompt with what is generated behind it.
+    /// The context length: most tokens of a prompt with those that are generated after it.
     pub fn context(&self) -> u32 {
         self.model.spec().position_limit()
     }
 
-    /// Settles what is asked, with the settings of the model's author where it leaves something open.
+    /// Makes a task of a prompt and its options; what these leave open is as the model's `generation_config.json` says.
     ///
     /// # Errors
-    /// When it cannot be done.
+    /// When the prompt or the options do not go with the model.
     pub fn settle(
         &self,
         tokens: Vec<u32>,
@@ -142,7 +145,7 @@ impl Decoder {
         if options.stop.iter().any(String::is_empty) {
             return Err(Failure::usage("an empty string would end every text").at("--stop"));
         }
-        let settled = self.generation.settle(options, tokens.len() as u32, spec.vocabulary);
+        let settled = self.generation.complete(options, tokens.len() as u32, spec.vocabulary);
         let GenerateOptions { max_tokens, sampling, stop, ignore_end, .. } =
             settled.map_err(|error| Failure::new(error.to_string()))?;
         let sampling = whole(sampling, spec.vocabulary)?;
@@ -155,12 +158,12 @@ impl Decoder {
         Ok(Task { tokens, behind, sampling, count, ends, stop })
     }
 
-    /// Loads the weights, for texts of at most so many rows.
+    /// Loads the weights, for sequences of at most `rows` rows.
     ///
     /// # Errors
     /// When they cannot be loaded, or the arguments do not go together.
     pub fn start(self, args: &DecoderArgs, rows: u32) -> Result<Generator, Failure> {
-        let values = args.cache.unwrap_or(CacheType::F32);
+        let values = args.kv_cache_format.unwrap_or(CacheType::F32);
         let cache = Cache { rows: Cache::taken(rows), values };
         let chunk = args.chunk.unwrap_or(CHUNK).min(rows).max(1);
         let settings = args.local.settings()?;
@@ -170,13 +173,13 @@ impl Decoder {
 }
 
 impl Generator {
-    /// The decoder.
+    /// The decoder that generates.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Makes a text, and tells of each of its tokens until `tell` breaks off. What its prompt begins with as
-    /// the text before did is not computed again.
+    /// Generates the tokens of a task, and passes each to `tell` until that breaks off. Rows with which the sequence
+    /// begins as the one before did are not computed again.
     ///
     /// # Errors
     /// When a device fails.
@@ -190,13 +193,13 @@ impl Generator {
         let alike = self.kept.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
         // The last row is computed in any case: the first token is chosen by it.
         let kept = alike.min(prompt - 1);
-        let text = Text { slot: 0, rows, sampling, tokens, prompt };
+        let text = Sequence { slot: 0, rows, sampling, tokens, prompt };
         let tokenizer = self.decoder.tokenizer.as_ref().ok();
         let read_behind = if behind { &text.tokens[..] } else { &[] };
         let mut stream = tokenizer.map(|tokenizer| tokenizer.stream(read_behind));
         let (mut ending, mut made) = (Ending::new(stop), Vec::new());
         let (mut failed, mut ended) = (None, false);
-        let mut on_token = |told: &Told| {
+        let mut on_token = |told: &TokenEvent| {
             let id = told[0] as u32;
             made.push(id);
             ended = ends.contains(&id);

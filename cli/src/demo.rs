@@ -1,4 +1,4 @@
-//! `galaxy demo`: a few sentences, and how the cluster answered.
+//! `galaxy demo`: embeds a few sentences, and shows how the cluster did it.
 
 use super::{
     Connection, Kernels,
@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first is what the others are compared with.
+/// The sentences to embed; the others are compared with the first.
 const SENTENCES: [&str; 8] = [
     "How can several small computers share the work of one neural network?",
     "Each device multiplies its own slice of the weights, and the slices together are the model.",
@@ -33,20 +33,22 @@ const SENTENCES: [&str; 8] = [
 ];
 /// How long a cluster may take to load its model.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Between two looks at a cluster that is not ready.
+/// The pause between two looks at a cluster that is not ready.
 const GLANCE: Duration = Duration::from_millis(200);
 
 /// Arguments of `galaxy demo`.
 #[derive(Args, Debug)]
 pub struct DemoArgs {
-    /// The model's directory here, to compare with what one device gives alone.
+    /// The cluster's model on this machine, to compare the vectors with those of one device.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Write the timeline in Chrome trace format; open it at <https://ui.perfetto.dev>.
+    /// Write the timeline to this file, in Chrome trace format.
+    ///
+    /// Open it at <https://ui.perfetto.dev>.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Rate of the links, like 125Mbit/s. Default: where the coordinator is on this machine, what
-    /// its loopback moves.
+    /// Rate of the links, like 125Mbit/s [default: that of the loopback, if all devices are on this
+    /// machine].
     #[arg(long, value_name = "RATE")]
     link_rate: Option<LinkRate>,
     /// Print one JSON object.
@@ -69,16 +71,16 @@ struct Findings<'a> {
     deviation: Option<Deviation>,
 }
 
-/// How far vectors are from what one device gives.
+/// How far the cluster's vectors are from those of one device.
 #[derive(Serialize, Clone, Copy, PartialEq, Debug)]
 struct Deviation {
-    /// max|a-b| / max|b|, the worst of all vectors.
+    /// The largest max|a-b| / max|b| of all vectors.
     relative: f64,
-    /// The least cosine.
+    /// The least cosine of all vectors.
     cosine: f64,
 }
 
-/// `galaxy demo`.
+/// Runs `galaxy demo`.
 pub async fn demo(args: DemoArgs) -> Result<(), Failure> {
     args.kernels.limit()?;
     let client = args.connection.open().await?;
@@ -173,7 +175,7 @@ fn on_this_machine(status: &ClusterStatus) -> bool {
     status.devices.iter().all(|d| d.address.is_empty() || is_loopback(&d.address))
 }
 
-/// The sentences' vectors by one device of this process.
+/// Embeds the sentences on one device of this process.
 fn reference(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
     let model = in_process::open_model(path, Rounding::default())?;
     let sentence = model.sentence().map_err(in_process::model_failure)?;
@@ -203,7 +205,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// The other sentences by likeness to the first, best first.
+/// The other sentences with their cosines to the first, the closest first.
 fn ranking(vectors: &[Vec<f32>]) -> Vec<(f64, &'static str)> {
     let Some((first, others)) = vectors.split_first() else { return Vec::new() };
     let mut ranked: Vec<_> =

@@ -1,4 +1,5 @@
-//! `galaxy devices`: who belongs to the cluster, and who does not any more.
+//! `galaxy devices`: lists the members of the cluster, those that were removed among them, and
+//! removes members.
 
 use super::{
     connection::Connection,
@@ -23,16 +24,18 @@ pub struct DevicesArgs {
 
 #[derive(Subcommand, Debug)]
 enum DevicesCommand {
-    /// Removes a device, a client or an admin for good: its certificate is refused from now on, its
-    /// connections end, and the cluster goes on without it.
+    /// Remove a device, a client or an admin for good.
+    ///
+    /// Its certificate is refused from now on, its connections end, and the cluster goes on without
+    /// it. Its name is not given again.
     Remove {
-        /// Its name.
+        /// Name of the member to remove.
         #[arg(value_parser = |text: &str| DeviceName::new(text))]
         name: DeviceName,
     },
 }
 
-/// `galaxy devices`.
+/// Runs `galaxy devices`.
 pub async fn devices(args: DevicesArgs) -> Result<(), Failure> {
     let client = args.connection.open_admin().await?;
     match args.command {

@@ -14,33 +14,33 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Something went wrong.
+    /// A failure of the command; the process exits with 1.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), place: None, todo: None, usage: false, enough: false }
     }
-    /// None: whoever reads the results has seen enough.
+    /// The end of a command whose output nobody reads any more, which is no error.
     pub fn enough() -> Self {
         Self { enough: true, ..Self::new("nobody reads the result") }
     }
-    /// Whether it is none.
+    /// Whether nobody reads the output any more, so that this is no error.
     pub fn is_enough(&self) -> bool {
         self.enough
     }
-    /// The arguments do not go together.
+    /// A failure of the arguments; the process exits with 2.
     pub fn usage(what: impl Into<String>) -> Self {
         Self { usage: true, ..Self::new(what) }
     }
-    /// Says where.
+    /// Adds where it went wrong.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.place = Some(place.to_string());
         self
     }
-    /// Says what to do.
+    /// Adds what to do about it.
     pub fn todo(mut self, todo: impl Into<String>) -> Self {
         self.todo = Some(todo.into());
         self
     }
-    /// It in words, as a part of another line.
+    /// The message without `error: `, as a part of another line.
     pub fn words(&self) -> String {
         let parts = [&self.place, &self.todo].into_iter().flatten();
         parts.fold(self.what.clone(), |words, part| words + "; " + part)

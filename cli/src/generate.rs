@@ -1,4 +1,4 @@
-//! `galaxy generate`: a text goes on, on a cluster or on workers of this process.
+//! `galaxy generate`: generates text, on a cluster or on workers of this process.
 
 use super::{
     Connection,
@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What holds where neither the command nor the model says anything.
+/// The settings where neither the command nor the model gives any.
 const FALLBACK: Fallback = Fallback { temperature: 0.0, max_tokens: 128 };
 
 const SHAPE: &str = "\
@@ -39,27 +39,29 @@ finish is stop (a token or a string that ends texts) or length. logprobs is null
 #[derive(Args, Debug)]
 #[command(after_long_help = SHAPE)]
 pub struct GenerateArgs {
-    /// The text that goes on.
+    /// The prompt: the text to continue.
     #[arg(required_unless_present = "ids", conflicts_with = "ids")]
     prompt: Option<String>,
-    /// Its token ids instead: 5,17,9, or @FILE.json with a list of ids.
+    /// Token ids of the prompt instead: 5,17,9, or @FILE.json with a list of ids.
     #[arg(long, value_name = "IDS|@FILE")]
     ids: Option<Ids>,
-    /// Run this model, a directory or a GGUF file, in this process, without a cluster; then no coordinator is
-    /// asked.
+    /// Run this model in this process, without a cluster.
+    ///
+    /// DIR is a model directory or a GGUF file. No coordinator is asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Most tokens that are made; at most as many as the model has positions for. Default: as the model's
-    /// generation_config.json says, else 128.
+    /// Most tokens to generate [default: as the model's generation_config.json says, else 128].
+    ///
+    /// At most as many are generated as the context has room for.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// Ends the text before this; may be given several times.
+    /// End the text before this string; may be given several times.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Goes on behind a token that ends texts.
+    /// Continue after tokens that end the text.
     #[arg(long)]
     ignore_end: bool,
-    /// Which of your texts come first where not all can: those with a lower number.
+    /// Priority among your own requests: those with lower numbers come first.
     #[arg(
         long,
         value_name = "N",
@@ -71,7 +73,7 @@ pub struct GenerateArgs {
     /// Print one JSON object instead of the text.
     #[arg(long)]
     json: bool,
-    /// Tells, with --json, of so many of the likeliest tokens at each place.
+    /// Print the log-probabilities of the N likeliest tokens at each place; needs --json.
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<u32>,
     #[command(flatten)]
@@ -97,7 +99,7 @@ impl GenerateArgs {
     }
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Serialize)]
 struct Answer<'a> {
     text: Option<String>,
@@ -117,11 +119,11 @@ struct Logprobs {
     top: Vec<(u32, f32)>,
 }
 
-/// Shows a text as it is made, or gathers it.
+/// Prints a text as it is generated, or gathers it for `--json`.
 struct Show {
     json: bool,
     logprobs: bool,
-    /// Whether there is text, and not only ids.
+    /// Whether tokens have text, and not only ids.
     readable: bool,
     prompt: usize,
     seed: u64,
@@ -161,7 +163,7 @@ impl Show {
         if self.json || text.is_empty() { Ok(()) } else { print(text) }
     }
 
-    /// Tells the rest, and what it took.
+    /// Prints the rest of the text, and the times that it took.
     fn done(mut self, finish: &str, rest: &str) -> Result<(), Failure> {
         if self.readable {
             self.add(rest)?;
@@ -192,7 +194,7 @@ impl Show {
     }
 }
 
-/// `galaxy generate`.
+/// Runs `galaxy generate`.
 pub async fn generate(args: GenerateArgs) -> Result<(), Failure> {
     let Some(path) = args.model.clone() else { return on_cluster(args).await };
     let broke_off = |e| Failure::new(format!("the run broke off: {e}"));
@@ -203,7 +205,7 @@ pub async fn generate(args: GenerateArgs) -> Result<(), Failure> {
     tokio::task::spawn_blocking(move || go_on(&args, generator, task)).await.map_err(broke_off)?
 }
 
-/// Asks a coordinator.
+/// Generates text on a cluster.
 async fn on_cluster(args: GenerateArgs) -> Result<(), Failure> {
     let prompt = match (&args.prompt, &args.ids) {
         (_, Some(ids)) => Prompt::Ids(one(ids)?),
@@ -226,7 +228,7 @@ async fn on_cluster(args: GenerateArgs) -> Result<(), Failure> {
     }
 }
 
-/// One sequence of ids.
+/// The one sequence of ids that the argument must name.
 fn one(ids: &Ids) -> Result<Vec<u32>, Failure> {
     let [ids]: [Vec<u32>; 1] = ids
         .read()?
@@ -235,7 +237,7 @@ fn one(ids: &Ids) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-/// A decoder with its weights, and what is asked of it.
+/// Loads a decoder with its weights, and makes the task that the arguments ask for.
 fn load(args: &GenerateArgs, path: &Path) -> Result<(Generator, Task), Failure> {
     let decoder = Decoder::open(path, &args.decoder)?;
     let tokens = match (&args.prompt, &args.ids) {
@@ -245,7 +247,7 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<(Generator, Task), Failure> 
             decoder.tokenizer()?.encode(text, None).map_err(model_failure)?
         }
     };
-    // Behind a prompt of ids the text is one of its own.
+    // After a prompt of ids the text is one of its own.
     let task = decoder.settle(tokens, args.ids.is_none(), args.options()?)?;
     let generator = decoder.start(&args.decoder, task.rows())?;
     Ok((generator, task))

@@ -9,12 +9,12 @@ pub enum GenerationConfig {
     /// The model's generation_config.json.
     #[default]
     Auto,
-    /// Nothing of that file holds but the tokens that end texts.
+    /// Built-in defaults; of generation_config.json, only the tokens that end texts count.
     None,
 }
 
 impl GenerationConfig {
-    /// The options of a text whose request leaves things open.
+    /// Applies this choice to the options of a request.
     pub fn apply(self, options: GenerateOptions) -> GenerateOptions {
         match self {
             Self::Auto => options,

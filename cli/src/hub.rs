@@ -8,7 +8,7 @@
 pub mod address;
 pub mod answer;
 mod error;
-mod part;
+mod partial_file;
 mod repository;
 mod web;
 

@@ -4,10 +4,10 @@ use super::failure::Failure;
 use serde::Deserialize;
 use std::{path::PathBuf, str::FromStr};
 
-/// The largest file of ids that is read.
+/// The largest file of ids that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// One `--ids`.
+/// The value of one `--ids`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ids {
     /// One sequence, on the command line.
@@ -42,7 +42,7 @@ enum Content {
 }
 
 impl Ids {
-    /// The sequences that it names.
+    /// Reads the sequences that it names.
     pub fn read(&self) -> Result<Vec<Vec<u32>>, Failure> {
         let path = match self {
             Self::Inline(ids) => return Ok(vec![ids.clone()]),

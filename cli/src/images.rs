@@ -5,10 +5,10 @@ use galaxy_proto::convert;
 use safetensors::{Dtype, SafeTensors};
 use std::{io::Read, path::Path};
 
-/// The largest file that is read.
+/// The largest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// An image file.
+/// Reads an image file.
 pub fn file(path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::new(format!("cannot read it: {error}")).at(path.display());
     let mut bytes = Vec::new();
@@ -21,8 +21,8 @@ pub fn file(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// The images of a safetensors file: each of its tensors is one, `[channels, height, width]`, or
-/// several, with their number in front.
+/// Reads the images of a safetensors file: each of its tensors is one, `[channels, height, width]`,
+/// or several, with their number in front.
 pub fn pixels(path: &Path) -> Result<Vec<Vec<f32>>, Failure> {
     let bytes = file(path)?;
     let wrong = |what: String| Failure::new(what).at(path.display());

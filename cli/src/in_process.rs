@@ -7,7 +7,7 @@ use galaxy_common::{
     Activations, BatchShape, Bytes, Cache, DeviceName, Strategy, Wanted, WireType,
 };
 use galaxy_engine::{compute::Inputs, local::LocalCluster, merge::Merged};
-use galaxy_graph::share::{Member, Terms, plan};
+use galaxy_graph::share::{Member, PlanOptions, plan};
 use galaxy_model::{
     HeadSpec, ModelDir, ModelError, Quantisation,
     image::ImageProcessor,
@@ -15,14 +15,14 @@ use galaxy_model::{
 };
 use std::{path::Path, sync::Arc};
 
-/// How the work is cut.
+/// How the work is split over the devices of this process.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// By which strategy.
+    /// The strategy of the split.
     pub strategy: Strategy,
-    /// Into how many tiles.
+    /// The number of tiles of each device's rows.
     pub tiles: u16,
-    /// How activations travel.
+    /// The number type of activations on links.
     pub wire: WireType,
     /// The relative share of each device; as many as there are devices.
     pub shares: Vec<f64>,
@@ -58,24 +58,24 @@ pub struct InProcess {
 /// How far weights and activations are rounded beyond what the files say.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Rounding {
-    /// Round the model's matrices to q8, q6 or q4 as they are read, which is lossy. Default: as its files have
-    /// them.
+    /// Round the model's matrices to q8, q6 or q4 as they are read; lossy [default: as its files have them].
     #[arg(long = "weights-format", value_name = "BITS", requires = "model")]
     weights: Option<Quantisation>,
-    /// To what rows are rounded that are multiplied with weights of few bits: a16, a8 (faster, and lossy), or f32
-    /// (not at all: such weights are held as f32).
+    /// Rounding of rows that are multiplied with quantised weights: a16, a8 or f32.
+    ///
+    /// a8 is faster and lossy. f32 rounds nothing, and holds such weights as f32.
     #[arg(long, value_name = "A", requires = "model", default_value_t)]
     activations: Activations,
 }
 
 impl Rounding {
-    /// That of weights alone.
+    /// Rounding of weights alone.
     pub fn of_weights(weights: Option<Quantisation>) -> Self {
         Self { weights, ..Self::default() }
     }
 }
 
-/// Opens a model directory for devices that round so far, and says what in it may not do what its author meant.
+/// Opens a model directory or a GGUF file with this rounding, and prints the warnings of the model.
 pub fn open_model(path: &Path, rounding: Rounding) -> Result<Arc<ModelDir>, Failure> {
     let model = ModelDir::open(path).and_then(|model| model.quantised_to(rounding.weights));
     let model = model.and_then(|model| model.with_activations(rounding.activations));
@@ -92,14 +92,14 @@ pub fn model_failure(error: ModelError) -> Failure {
 }
 
 impl InProcess {
-    /// Loads `model` for programs of at most `max_rows` rows, and for texts that go on within `cache`.
+    /// Loads `model` for programs of at most `max_rows` rows, and for sequences that are generated within `cache`.
     pub fn start(
         model: Arc<ModelDir>,
         settings: &Settings,
         max_rows: u32,
         cache: Cache,
     ) -> Result<Self, Failure> {
-        let terms = Terms {
+        let terms = PlanOptions {
             model: model.name(),
             fingerprint: model.fingerprint(),
             formats: model.formats(),
@@ -131,7 +131,7 @@ impl InProcess {
         Ok(Self { model, sentence: None, cluster })
     }
 
-    /// The result of one sequence, which is number `index` of the request.
+    /// Computes the result of one sequence, which is number `index` of the request.
     pub fn run(&mut self, index: u32, input: &Input, output: Output) -> Result<Tensor, Failure> {
         let wanted = self.wanted(output)?;
         let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
@@ -170,7 +170,7 @@ impl InProcess {
         Ok(Tensor { sequence: index, shape, values })
     }
 
-    /// The devices.
+    /// The devices of this process.
     pub fn cluster(&self) -> &LocalCluster {
         &self.cluster
     }
@@ -202,7 +202,7 @@ impl InProcess {
     }
 }
 
-/// How many rows a sequence has, and what they are made of.
+/// The number of rows of a sequence, and their token ids or image patches.
 pub fn rows(model: &ModelDir, index: u32, input: &Input) -> Result<(u32, Inputs), Failure> {
     let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));
     let text = || here("it is an image, and the model reads text".to_owned());
@@ -230,7 +230,7 @@ pub fn rows(model: &ModelDir, index: u32, input: &Input) -> Result<(u32, Inputs)
     Ok((patches.rows(), Inputs::Patches { first: 0, values: patches.cut(&pixels).into() }))
 }
 
-/// Ids that the model can run.
+/// Checks that the model can run these token ids.
 pub fn check(model: &ModelDir, index: u32, ids: &[u32]) -> Result<(), Failure> {
     let spec = model.spec();
     let here = |what: String| Failure::new(what).at(format_args!("sequence {index}"));

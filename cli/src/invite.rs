@@ -1,4 +1,4 @@
-//! `galaxy invite`: a line by which other machines join.
+//! `galaxy invite`: makes an invitation, by which other machines join.
 
 use super::{connection::Connection, duration, failure::Failure, json, print, progress};
 use clap::Args;
@@ -10,16 +10,16 @@ use std::time::Duration;
 /// Arguments of `galaxy invite`.
 #[derive(Args, Debug)]
 pub struct InviteArgs {
-    /// What who joins may do: device, client or admin.
+    /// Role of the machines that join: device, client or admin.
     #[arg(long, default_value = "device", value_parser = role)]
     role: Role,
-    /// How many may join by it.
+    /// Number of machines that may join by the invitation.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     uses: u32,
-    /// For how long it holds, like 15m.
+    /// How long the invitation is valid, like 15m.
     #[arg(long = "for", value_name = "TIME", default_value = "15m", value_parser = duration)]
     lasts: Duration,
-    /// The name of who joins [default: it chooses, or has that of its machine].
+    /// Name that the machine joins with [default: its own choice, else its host name].
     #[arg(long, value_parser = |text: &str| DeviceName::new(text))]
     name: Option<DeviceName>,
     /// Print one JSON object.
@@ -36,7 +36,7 @@ fn role(text: &str) -> Result<Role, String> {
     }
 }
 
-/// `galaxy invite`.
+/// Runs `galaxy invite`.
 pub async fn invite(args: InviteArgs) -> Result<(), Failure> {
     let InviteArgs { role, uses, lasts, name, json: as_json, connection } = args;
     let client = connection.open_admin().await?;
@@ -48,7 +48,7 @@ pub async fn invite(args: InviteArgs) -> Result<(), Failure> {
     print(&show(&invitation, role, uses))
 }
 
-/// What to do with an invitation.
+/// An invitation with what to do with it, for people.
 pub(super) fn show(invitation: &Invitation, role: Role, uses: u32) -> String {
     let Invitation { line, until } = invitation;
     let until = Moment(*until);

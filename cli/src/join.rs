@@ -14,18 +14,21 @@ use std::{
     time::Duration,
 };
 
-/// Bytes that a line may have.
+/// The most bytes that are read of standard input, for the invitation.
 const MAX_LINE: u64 = 4096;
-/// So long is waited, at most, where the coordinator says that this helps.
+/// How long to wait where the coordinator asks for it; after that its refusal is final.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Arguments of `galaxy join`.
 #[derive(Args, Debug)]
 pub struct JoinArgs {
-    /// The line of `galaxy invite`, if it may be used once only [default: it is read from standard input].
+    /// The line of `galaxy invite` [default: read from standard input].
+    ///
+    /// A line that may be used several times is taken from standard input only, since everybody on this machine can
+    /// read arguments.
     #[arg(value_name = "LINE")]
     line: Option<String>,
-    /// The name to join with, unless the invitation has one [default: that of this machine].
+    /// Name to join with, unless the invitation has one [default: the host name].
     #[arg(long, value_parser = |text: &str| DeviceName::new(text))]
     name: Option<DeviceName>,
     /// Print one JSON object.
@@ -33,7 +36,7 @@ pub struct JoinArgs {
     json: bool,
 }
 
-/// `galaxy join`.
+/// Runs `galaxy join`.
 pub async fn join(args: JoinArgs) -> Result<(), Failure> {
     let home = home().ok_or_else(|| {
         Failure::new("there is no place for an identity: this user has no home")
@@ -66,7 +69,7 @@ pub async fn join(args: JoinArgs) -> Result<(), Failure> {
     ))
 }
 
-/// Joins, and waits where the coordinator has too much of our address.
+/// Joins, and tries again where the coordinator asks to wait.
 async fn patient(
     line: &Line,
     wish: Option<&DeviceName>,
@@ -89,14 +92,14 @@ fn failure(error: JoinError) -> Failure {
     Failure::new(error.to_string())
 }
 
-/// Makes the home, for its owner only.
+/// Creates Galaxy's home directory, for its owner only.
 pub(super) fn private(home: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(home);
     made.map_err(|error| Failure::new(format!("{} cannot be made: {error}", home.display())))
 }
 
-/// This machine has no identity of that kind yet.
+/// Fails if this machine has an identity in the directory `into` already.
 fn unjoined(into: &Path) -> Result<(), Failure> {
     if !into.exists() {
         return Ok(());
@@ -140,7 +143,7 @@ fn line(given: Option<String>) -> Result<Line, Failure> {
     }
 }
 
-/// The name of this machine, as a member may be called.
+/// The host name of this machine, as the name of a member; none if it cannot be one.
 pub(super) fn name_of_machine() -> Option<DeviceName> {
     let host = fs::read_to_string(PathBuf::from("/proc/sys/kernel/hostname")).ok()?;
     named(&host)

@@ -18,9 +18,11 @@ pub struct KeysArgs {
 
 #[derive(Subcommand, Debug)]
 enum KeysCommand {
-    /// Makes the authority of a cluster. Keep DIR/ca on one machine: who has its key is trusted.
+    /// Create the authority of a cluster.
+    ///
+    /// Keep DIR/ca on one machine: whoever has its key is trusted.
     Init {
-        /// Where identities live.
+        /// Directory of the authority and of identities.
         #[arg(long, value_name = "DIR", default_value = "keys")]
         dir: PathBuf,
         /// Name of the cluster.
@@ -30,18 +32,18 @@ enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Makes an identity: a directory to copy to its machine.
+    /// Issue an identity: a directory to copy to its machine.
     Issue {
         /// Name of the device, coordinator, client or admin.
         #[arg(value_parser = |text: &str| DeviceName::new(text))]
         name: DeviceName,
-        /// What it may do: device, coordinator, client or admin.
+        /// Role of the identity: device, coordinator, client or admin.
         #[arg(long, value_parser = Role::from_str)]
         role: Role,
-        /// For how long.
+        /// Days for which the identity is valid.
         #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
         days: u32,
-        /// Where identities live.
+        /// Directory of the authority and of identities.
         #[arg(long, value_name = "DIR", default_value = "keys")]
         dir: PathBuf,
         /// Print one JSON object.
@@ -50,7 +52,7 @@ enum KeysCommand {
     },
 }
 
-/// `galaxy keys`.
+/// Runs `galaxy keys`.
 pub fn keys(args: &KeysArgs) -> Result<(), Failure> {
     let failed = |error: IdentityError| Failure::new(error.to_string());
     match &args.command {

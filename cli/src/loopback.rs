@@ -7,11 +7,11 @@ use std::{
     time::Instant,
 };
 
-/// Enough to outweigh the start of the connection; a fraction of a second.
+/// Bytes that are sent: enough to outweigh the start of the connection, in a fraction of a second.
 const BYTES: usize = 64 << 20;
 const PIECE: usize = 64 << 10;
 
-/// Sends some megabytes to ourselves.
+/// Measures the rate of the loopback by sending some megabytes over it.
 pub fn measure() -> io::Result<Option<LinkRate>> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;

@@ -1,4 +1,4 @@
-//! The `galaxy` command, everything that a person asks of a cluster: its arguments, and which command they mean.
+//! The `galaxy` command: its arguments, and the commands that they name.
 
 mod bench;
 mod chat;
@@ -49,7 +49,7 @@ use std::{
 #[derive(Parser, Debug)]
 #[command(name = "galaxy", disable_version_flag = true, arg_required_else_help = true)]
 struct Cli {
-    /// Prints version, commit and protocol.
+    /// Print version, commit and protocol.
     #[arg(long, short = 'V')]
     version: bool,
     #[command(subcommand)]
@@ -58,61 +58,74 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Turns texts into vectors.
+    /// Embed texts, as one vector each.
+    ///
+    /// With --json: {"vectors": [[...], ...], "report": {...}}, in the order of the texts.
     Embed(texts::EmbedArgs),
-    /// Sorts texts into the model's classes.
+    /// Classify texts or images by the model's classes.
+    ///
+    /// Shows what logits mean by the model's problem_type: probabilities that sum to one, a probability of each class
+    /// by itself, or values.
+    ///
+    /// With --json: {"labels": [...], "logits": [[...], ...], "probabilities": [[...], ...], "report": {...}}, in the
+    /// order of the texts.
     Classify(texts::ClassifyArgs),
-    /// Ranks texts by how well they answer a query.
+    /// Rank texts by how well they answer a query.
+    ///
+    /// For cross-encoders: models that read a query and a text together and have one class.
+    ///
+    /// With --json: {"ranked": [{"index": 1, "score": 0.98}, ...], "report": {...}}, the best first.
     Rerank(texts::RerankArgs),
-    /// Goes on with a text, token by token.
+    /// Generate text from a prompt, token by token.
     Generate(generate::GenerateArgs),
-    /// A conversation with a model that has a chat template; a line is a message.
+    /// Chat with a model that has a chat template; a line is a message.
     Chat(chat::ChatArgs),
-    /// The raw door: token ids in, tensors out, on a cluster or in this process.
+    /// Run a model on token ids or images, and print raw tensors.
     Run(run::RunArgs),
-    /// Says what the cluster is, who holds what, and how it fares.
+    /// Show the state of the cluster, and what each device holds.
     Status(status::StatusArgs),
-    /// Makes identities for devices, coordinators and clients.
+    /// Create identities for devices, coordinators and clients.
     Keys(keys::KeysArgs),
-    /// Shows what every lane of every device did during a request.
+    /// Show what every lane of every device did during a request.
     Trace(trace::TraceArgs),
-    /// Embeds a few sentences and shows how the cluster did it.
+    /// Embed a few sentences, and show how the cluster did it.
     Demo(demo::DemoArgs),
-    /// Measures what this device can do.
+    /// Measure this device, a model, or a coordinator under load.
     Bench(bench::BenchArgs),
-    /// Has the devices of a cluster and the links between them measured, for planning.
+    /// Measure the devices of a cluster and the links between them, for planning.
     Profile(profile::ProfileArgs),
-    /// Says how a cluster would split its model, how long that would take, and why.
+    /// Show how a cluster would split its model, how long that would take, and why.
     Plan(plan::PlanArgs),
-    /// Rounds a model to few bits: says what that does to its matrices, and writes a GGUF file.
+    /// Round a model to few bits: show the error of its matrices, and write a GGUF file.
     Quantise(quantise::QuantiseArgs),
-    /// Brings a model directory from the Hugging Face Hub.
+    /// Download a model from the Hugging Face Hub.
     Pull(pull::PullArgs),
-    /// Starts a cluster on this machine: authority, coordinator and a worker; others join it.
+    /// Start a cluster on this machine, for others to join.
+    ///
+    /// Starts an authority, a coordinator and a worker, which run as long as the command does.
     Up(up::UpArgs),
-    /// Makes a line by which other machines join the cluster.
+    /// Print an invitation by which other machines join the cluster.
     Invite(invite::InviteArgs),
-    /// Has this machine join a cluster, by a line of `galaxy invite`.
+    /// Join this machine to a cluster, by a line of `galaxy invite`.
     Join(join::JoinArgs),
-    /// Says who belongs to the cluster, and removes members.
+    /// List the members of the cluster, or remove one.
     Devices(devices::DevicesArgs),
-    /// Answers programs that speak OpenAI's API: texts, chats and embeddings, over HTTP.
+    /// Serve OpenAI's API over HTTP: completions, chats and embeddings.
     Serve(serve::ServeArgs),
-    /// Asks the coordinator to finish what is queued and to take no more.
+    /// Let the coordinator finish what is queued and take no more requests.
     Drain(status::DrainArgs),
 }
 
-/// How kernels compute, for commands that run some in this process.
+/// Arguments for the kernels of this process.
 #[derive(Args, Debug, Clone)]
 struct Kernels {
-    /// Vector instructions of kernels in this process, instead of the best that there are: avx512,
-    /// avx2, neon or portable.
+    /// Vector instructions of kernels: avx512, avx2, neon or portable [default: the best that there are].
     #[arg(long, global = true, value_name = "SET", env = "GALAXY_INSTRUCTIONS")]
     instructions: Option<Instructions>,
 }
 
 impl Kernels {
-    /// Has all kernels of this process compute so.
+    /// Limits all kernels of this process to these instructions.
     fn limit(&self) -> Result<(), Failure> {
         let Some(set) = self.instructions else { return Ok(()) };
         instructions::limit(set)
@@ -196,7 +209,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
         .map_err(|e| Failure::new(format!("cannot write the result as JSON: {e}")))
 }
 
-/// A time as people read it.
+/// A time in milliseconds, for people.
 fn milliseconds(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }

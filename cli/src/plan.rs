@@ -22,18 +22,20 @@ use std::{
 /// Arguments of `galaxy plan`.
 #[derive(Args, Debug)]
 pub struct PlanArgs {
-    /// The cluster file, whose devices were measured by `galaxy profile` [default: cluster.toml]. No
-    /// worker is asked.
+    /// Cluster file, whose devices galaxy profile has measured [default: cluster.toml].
+    ///
+    /// No worker is asked.
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
-    /// Plan for devices and links that do not exist, as this file describes them.
+    /// Plan for devices and links that do not exist, from their description in this file.
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     simulate: Option<PathBuf>,
-    /// Every strategy, and what it is predicted to take.
+    /// Compare the predicted latency of every strategy.
     #[arg(long)]
     compare: bool,
-    /// What if, as "pi-2.memory=2GB", "pi-2.speed=x2" or "pi-1->pi-2.rate=1Gbit/s". May be given more
-    /// than once.
+    /// Change the cluster before planning, like pi-2.memory=2GB; may be given several times.
+    ///
+    /// Other changes are "pi-2.speed=x2", "pi-1->pi-2.rate=1Gbit/s", and "-pi-2", which leaves a device out.
     #[arg(long, value_name = "CHANGE", allow_hyphen_values = true)]
     what_if: Vec<WhatIf>,
     /// Print one JSON object.
@@ -47,7 +49,7 @@ struct Case {
     formats: Formats,
     model: String,
     fingerprint: String,
-    /// What is rounded as it is read, in words.
+    /// A sentence on what is rounded as it is read; none if nothing is.
     rounded: Option<String>,
     shape: String,
     offers: Vec<Offer>,
@@ -56,7 +58,7 @@ struct Case {
     allowed: Allowed,
 }
 
-/// `galaxy plan`.
+/// Runs `galaxy plan`.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let mut case = match (&args.cluster, &args.simulate) {
         (Some(file), _) => Case::of_cluster(file)?,
@@ -102,6 +104,9 @@ impl Case {
                 _ => failure.at(file.display()),
             }
         })?;
+        for warning in &cluster.warnings {
+            crate::tell(&format!("warning: {}: {warning}", file.display()));
+        }
         if cluster.by_hand() {
             let why = "its devices have shares, which split by hand";
             let todo = "leave the shares out, and `galaxy plan` says what profiles make of it";
@@ -182,7 +187,7 @@ fn nearest() -> Result<&'static Path, Failure> {
     }
 }
 
-/// What the store has of a cluster's devices. A link that is missing there is the planner's matter.
+/// The stored profiles of a cluster's devices and links. A link that is missing there is the planner's matter.
 fn stored(cluster: &Cluster, model: &ModelDir, file: &Path) -> Result<ClusterProfile, Failure> {
     let store = Store::new(&cluster.profiles);
     let todo = || format!("`galaxy profile --cluster {}` measures", file.display());
@@ -215,7 +220,7 @@ fn stored(cluster: &Cluster, model: &ModelDir, file: &Path) -> Result<ClusterPro
     Ok(ClusterProfile { devices, links })
 }
 
-/// Bytes as a cluster file takes them.
+/// Parses a size as a cluster file has it.
 fn bytes(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|e: galaxy_common::UnitError| e.to_string())
 }

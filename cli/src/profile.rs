@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Between two lines of progress where stderr is no terminal.
+/// The pause between two lines of progress where stderr is no terminal.
 const SPARSE: Duration = Duration::from_secs(10);
 
 /// Rows that are shown, beside the most that were measured.
@@ -36,10 +36,12 @@ const SHOWN: [u32; 3] = [1, 16, 128];
 pub struct ProfileArgs {
     #[command(subcommand)]
     command: Option<ProfileCommand>,
-    /// The cluster file. Profiles are kept where it says, or in profiles/ beside it.
+    /// Cluster file with the devices to measure.
+    ///
+    /// Profiles are kept where it says, or in profiles/ beside it.
     #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_FILE)]
     cluster: PathBuf,
-    /// Measure everything, whatever was measured before.
+    /// Measure everything anew, whatever was measured before.
     #[arg(long)]
     fresh: bool,
     /// Print one JSON object.
@@ -49,11 +51,11 @@ pub struct ProfileArgs {
 
 #[derive(Subcommand, Debug)]
 enum ProfileCommand {
-    /// Shows what is kept, and measures nothing.
+    /// Show the profiles that are kept, and measure nothing.
     Show,
 }
 
-/// `galaxy profile`.
+/// Runs `galaxy profile`.
 pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
     if args.fresh && matches!(args.command, Some(ProfileCommand::Show)) {
         return Err(Failure::usage("--fresh measures, and `show` only shows what is kept")
@@ -94,7 +96,7 @@ fn failure(error: CollectError) -> Failure {
     }
 }
 
-/// What is kept of the devices of a cluster, as far as it is there.
+/// The profiles that are kept of a cluster's devices and links, as far as there are any.
 fn kept(cluster: &Cluster, model: &ModelDir, store: &Store) -> Result<ClusterProfile, Failure> {
     let shape = model.shape_key();
     let failed = |error: galaxy_coord::profile::StoreError| Failure::new(error.to_string());
@@ -120,21 +122,21 @@ fn now() -> u64 {
 /// The progress of all that is measured: one line that moves where stderr is a terminal, else a line
 /// every ten seconds.
 struct Line {
-    /// Only where there is a terminal.
+    /// The line that moves; none where stderr is no terminal.
     bar: Option<ProgressBar>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Points that were measured, of how many, of each device.
+    /// Of each device, the points that were measured, and how many there are in all.
     devices: BTreeMap<DeviceName, (u32, u32)>,
-    /// When a line was written last.
+    /// When a line was written last; none before the first.
     written: Option<Instant>,
 }
 
 impl State {
-    /// What all has come to, in words.
+    /// The line that shows how far all devices are.
     fn now(&mut self, progress: Progress) -> String {
         match progress {
             Progress::Note(note) => format!("note: {note}"),
@@ -190,7 +192,7 @@ impl Line {
     }
 }
 
-/// Profiles as people read them.
+/// Profiles as tables, for people.
 fn show(profile: &ClusterProfile, spec: &ModelSpec, now: u64) -> String {
     let mut out = String::new();
     for device in &profile.devices {
@@ -268,7 +270,7 @@ fn kernel(table: &Table, rows: &[u32], spec: &ModelSpec) -> Vec<String> {
     line
 }
 
-/// Multiplications and additions of a product or of attention.
+/// Multiplications and additions of a product or of attention; none for other kernels.
 fn operations(kernel: Kernel, rows: f64, widest: f64, spec: &ModelSpec) -> Option<f64> {
     let hidden = f64::from(spec.hidden);
     match kernel {
@@ -316,7 +318,7 @@ fn links_table(links: &[LinkProfile], now: u64) -> String {
     table(&lines)
 }
 
-/// A word on links that share a medium, if any do.
+/// A sentence on links that share a medium; empty if none do.
 fn shared(links: &[LinkProfile]) -> String {
     let sharing: Vec<&LinkProfile> = links.iter().filter(|link| link.shares_medium()).collect();
     let Some(worst) = sharing.iter().max_by(|a, b| slowdown(a).total_cmp(&slowdown(b))) else {

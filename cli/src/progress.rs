@@ -1,12 +1,13 @@
-//! A word on the terminal while something takes longer than a second.
+//! A spinner on the terminal while something takes longer than a second.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{future::Future, io::IsTerminal, pin::pin, time::Duration};
 
-/// Nothing is shown before: most commands are over by then.
+/// How long nothing is shown: most commands are over by then.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Waits for `work`; after a second shows on stderr, where it is a terminal, that it goes on.
+/// Waits for `work`; after a second shows `what` beside a spinner on stderr, where that is a
+/// terminal.
 pub async fn watch<T>(what: &'static str, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     if let Ok(done) = tokio::time::timeout(PATIENCE, work.as_mut()).await {

@@ -1,4 +1,4 @@
-//! `galaxy pull`: a model directory from the Hub, for those with a network.
+//! `galaxy pull`: downloads a model directory from the Hub.
 
 mod installed;
 mod refusal;
@@ -23,9 +23,10 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The public Hub, if HF_ENDPOINT says nothing else.
+/// The public Hub, unless HF_ENDPOINT names another.
 const HUB: &str = "https://huggingface.co";
-/// The files that say which others there are have some megabytes at most.
+/// The most bytes that are read of a file which lists others; such files have some megabytes at
+/// most.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
 #[derive(clap::Args, Debug)]
@@ -34,16 +35,16 @@ const MAX_LIST_BYTES: u64 = 64 << 20;
     everybody, SSL_CERT_FILE the authorities that are trusted, HTTPS_PROXY and NO_PROXY a proxy."
 )]
 pub struct PullArgs {
-    /// The model, like sentence-transformers/all-MiniLM-L6-v2.
+    /// Model to download, like sentence-transformers/all-MiniLM-L6-v2.
     #[arg(value_name = "ORG/NAME")]
     model: String,
-    /// Branch, tag or commit.
+    /// Branch, tag or commit to download.
     #[arg(long, value_name = "REVISION", default_value = "main")]
     revision: String,
-    /// Where it goes [default: models/NAME].
+    /// Directory to put the model in [default: models/NAME].
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
-    /// Prints one JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -55,14 +56,14 @@ struct Pulled {
     directory: PathBuf,
     files: Vec<String>,
     fetched: Vec<String>,
-    /// Files that were there, and not by us: they stay as they are.
+    /// How many files were there already, and not by a pull: they stay as they are.
     own: usize,
     /// What the model lacks that some uses of it need.
     notes: Vec<String>,
     seconds: f64,
 }
 
-/// Brings a model.
+/// Runs `galaxy pull`.
 pub async fn pull(args: PullArgs) -> Result<(), Failure> {
     let as_json = args.json;
     let endpoint = env::var("HF_ENDPOINT").ok().filter(|text| !text.trim().is_empty());
@@ -140,7 +141,7 @@ fn named(model: &str) -> bool {
     files::is_plain(model) && model.matches('/').count() == 1
 }
 
-/// What the Hub is told of who asks: HF_TOKEN, or what `huggingface-cli login` has kept.
+/// The token for the Hub: HF_TOKEN, or the one that `huggingface-cli login` has kept.
 fn token() -> Option<String> {
     let kept = || {
         let home = env::var_os("HF_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
@@ -151,7 +152,7 @@ fn token() -> Option<String> {
     env::var("HF_TOKEN").ok().and_then(whole).or_else(|| kept().and_then(whole))
 }
 
-/// A pull that is going on.
+/// A pull in progress.
 struct Pulling<'a> {
     args: &'a PullArgs,
     repository: Repository,
@@ -166,8 +167,8 @@ struct Pulling<'a> {
 }
 
 impl Pulling<'_> {
-    /// Finds out which files the model is made of; for that, brings those that say it. With what the
-    /// model lacks.
+    /// Chooses the files of which the model consists, and fetches those that list others for it.
+    /// Returns them, with notes on what the model lacks.
     fn choose(&mut self) -> Result<(Vec<String>, Vec<String>), Failure> {
         let directories = match self.all.contains(MODULES) {
             true => files::modules(&self.read(MODULES)?).map_err(|e| self.damaged(&e))?,
@@ -211,7 +212,7 @@ impl Pulling<'_> {
         Ok((chosen.into_iter().collect(), notes))
     }
 
-    /// The contents of a file that says which others there are.
+    /// The contents of a file that lists others; it is fetched if it is not there.
     fn read(&mut self, file: &str) -> Result<Vec<u8>, Failure> {
         if !self.is_there(file)
             && let Some(about) = self.about(file)?
@@ -238,7 +239,7 @@ impl Pulling<'_> {
         self.own.contains(file) || self.ready.iter().any(|(name, ..)| name == file)
     }
 
-    /// What is known of a file; nothing if it is there in this version.
+    /// The version and the size of a file; none if it is there in this version.
     fn about(&mut self, file: &str) -> Result<Option<About>, Failure> {
         let about = self.repository.about(file, &mut self.shown);
         let about = about.map_err(|error| self.failed(file, &error))?;
@@ -254,7 +255,7 @@ impl Pulling<'_> {
         Ok(())
     }
 
-    /// Why a file does not come.
+    /// The failure of a file that does not come.
     fn failed(&self, file: &str, error: &HubError) -> Failure {
         let PullArgs { model, revision, .. } = self.args;
         match error {
@@ -267,7 +268,8 @@ impl Pulling<'_> {
         }
     }
 
-    /// Says what a repository is that has no model for us in `directory`, but `others` with weights.
+    /// The failure of a repository without a usable model in `directory`; `others` are its weights
+    /// in other formats.
     fn lacks(&self, directory: &str, others: &[String]) -> Failure {
         let model = &self.args.model;
         let mut list = others.iter().take(5).cloned().collect::<Vec<_>>().join(", ");

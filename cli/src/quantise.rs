@@ -25,13 +25,15 @@ Without -o nothing is written, for models of every family: set weights_format in
 #[derive(Args, Debug)]
 #[command(after_long_help = MEANING)]
 pub struct QuantiseArgs {
-    /// The model: a directory, or a GGUF file, with matrices of 16 or 32 bits.
+    /// Model directory or GGUF file, with matrices of 16 or 32 bits.
     #[arg(value_name = "DIR")]
     model: PathBuf,
-    /// Write this file, which llama.cpp reads, too: models of llama, mistral, qwen2 and qwen3.
+    /// Write the rounded model to this GGUF file.
+    ///
+    /// For models of llama, mistral, qwen2 and qwen3. llama.cpp reads it, too.
     #[arg(short, value_name = "FILE.gguf")]
     o: Option<PathBuf>,
-    /// To how many bits: q8, q6 or q4.
+    /// Format to round matrices to: q8, q6 or q4.
     #[arg(long, value_name = "BITS", default_value_t = Quantisation::Q8)]
     format: Quantisation,
     /// Print one JSON object.
@@ -39,7 +41,7 @@ pub struct QuantiseArgs {
     json: bool,
 }
 
-/// What came of it.
+/// The object that `--json` prints.
 #[derive(Serialize)]
 struct Findings {
     model: String,
@@ -57,7 +59,7 @@ struct Line {
     error: f64,
 }
 
-/// `galaxy quantise`.
+/// Runs `galaxy quantise`.
 pub async fn quantise(args: QuantiseArgs) -> Result<(), Failure> {
     let work = tokio::task::spawn_blocking(move || done(&args));
     let said = work.await.map_err(|e| Failure::new(format!("the rounding broke off: {e}")))??;
@@ -114,7 +116,7 @@ fn done(args: &QuantiseArgs) -> Result<String, Failure> {
     Ok(out)
 }
 
-/// Shown where stderr is a terminal.
+/// A progress bar, which shows where stderr is a terminal.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg} {percent}% {bar:30} {elapsed}") {
@@ -123,7 +125,7 @@ fn bar() -> ProgressBar {
     bar
 }
 
-/// What a matrix is, for people.
+/// The kind of a matrix, for people.
 fn kind(matrix: Matrix) -> &'static str {
     match matrix {
         Matrix::Query(_) => "queries",
@@ -139,7 +141,7 @@ fn kind(matrix: Matrix) -> &'static str {
     }
 }
 
-/// The errors of matrices by what they are, with the worst of each.
+/// A table of the errors of matrices by their kinds, with the worst of each.
 fn errors(rounded: &[Rounded]) -> String {
     let mut kinds: BTreeMap<(usize, WeightFormat), Vec<&Rounded>> = BTreeMap::new();
     let mut order = Vec::new();

@@ -1,4 +1,4 @@
-//! `galaxy run`: the raw door.
+//! `galaxy run`: token ids or images in, tensors out, on a cluster or in this process.
 
 use super::{
     Connection, Kernels,
@@ -34,32 +34,37 @@ FILE.safetensors holds the same tensors in f32, named sequence.0, sequence.1, ..
 #[derive(Args, Debug)]
 #[command(after_long_help = SHAPES)]
 pub struct RunArgs {
-    /// Token ids of a sequence: 5,17,9, or @FILE.json with a list of ids or a list of such lists.
-    /// May be given several times.
+    /// Token ids of a sequence: 5,17,9, or @FILE.json; may be given several times.
+    ///
+    /// The file has a list of ids, or a list of such lists.
     #[arg(long, required_unless_present_any = ["image", "pixels"], value_name = "IDS|@FILE")]
     ids: Vec<Ids>,
-    /// An image file, PNG or JPEG, for a model of images. May be given several times.
+    /// Image file, PNG or JPEG, for a model of images; may be given several times.
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
-    /// Images as the model reads them: a safetensors file, each of whose tensors is f32
-    /// [channels, height, width], or several of them.
+    /// Safetensors file of images as the model reads them; may be given several times.
+    ///
+    /// Each of its tensors is f32 [channels, height, width], or several of these, with their number in front.
     #[arg(long, value_name = "FILE.safetensors")]
     pixels: Vec<PathBuf>,
-    /// What is wanted: hidden (states of every row, after the last norm), logits (of the classes,
-    /// or of the token after the last row), or pooled (as the model's own files say).
+    /// Tensors to compute for each sequence.
+    ///
+    /// hidden are the states of every row, after the last norm. logits are those of the classes, or of the token after
+    /// the last row. pooled is one vector, as the model's own files say.
     #[arg(long, value_enum, default_value_t = Door::Hidden)]
     output: Door,
-    /// With --output logits, the logits after every row.
+    /// Give the logits after every row; needs --output logits.
     #[arg(long)]
     all_rows: bool,
-    /// Write the result here: FILE.json or FILE.safetensors.
+    /// Write the result to this file: FILE.json or FILE.safetensors.
     #[arg(short, value_name = "FILE")]
     o: Option<Destination>,
-    /// Print one JSON object even with -o. Without -o that is what is printed anyway.
+    /// Print one JSON object even with -o; without -o it is printed anyway.
     #[arg(long)]
     json: bool,
-    /// Run this model, a directory or a GGUF file, in this process, without a cluster; then no coordinator is
-    /// asked.
+    /// Run this model in this process, without a cluster.
+    ///
+    /// DIR is a model directory or a GGUF file. No coordinator is asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -68,7 +73,7 @@ pub struct RunArgs {
     connection: Connection,
 }
 
-/// What can be asked for by name.
+/// The outputs that `--output` names.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Door {
     Hidden,
@@ -76,28 +81,30 @@ enum Door {
     Pooled,
 }
 
-/// How the work is cut when it runs in this process.
+/// Arguments for work that is split over workers of this process.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "With --model")]
 pub(super) struct Local {
-    /// Devices, each a worker of this process; at most 128.
+    /// Number of devices, each a worker of this process; at most 128.
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=MAX_DEVICES as i64))]
     devices: Option<u16>,
-    /// local, megatron, sequence, pipeline or galaxy. Default: galaxy, and local for one device.
+    /// Strategy: local, megatron, sequence, pipeline or galaxy [default: galaxy; local for one device].
     #[arg(long, value_name = "S", requires = "model")]
     strategy: Option<Strategy>,
-    /// Tiles of each device's rows; 1 means no overlap. Default: 4.
+    /// Tiles that each device's rows are cut into; 1 means no overlap [default: 4].
     #[arg(long, value_name = "T", requires = "model", value_parser = clap::value_parser!(u16).range(1..=64))]
     tiles: Option<u16>,
-    /// How activations travel: f32, f16 (half the bytes, and lossy), or q8 (28% of them, and lossier). Default: f32.
+    /// Number type of activations on links: f32, f16 or q8 [default: f32].
+    ///
+    /// f16 takes half the bytes of f32 and is lossy; q8 takes 28% of them and is lossier.
     #[arg(long, value_name = "W", requires = "model")]
     wire: Option<WireType>,
     #[command(flatten)]
     pub(super) rounding: Rounding,
-    /// Relative share of work of each device, like 2,1,1. Default: equal.
+    /// Relative share of work of each device, like 2,1,1 [default: equal].
     #[arg(long, value_name = "LIST", requires = "model", value_delimiter = ',')]
     share: Vec<f64>,
-    /// Kernel threads of each device. Default: the cores of this machine over the devices.
+    /// Kernel threads of each device [default: the cores of this machine over the devices].
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     #[command(flatten)]
@@ -139,7 +146,7 @@ impl Local {
     }
 }
 
-/// `galaxy run`.
+/// Runs `galaxy run`.
 pub async fn run(args: RunArgs) -> Result<(), Failure> {
     let output = match (args.output, args.all_rows) {
         (Door::Hidden, false) => Output::Hidden,

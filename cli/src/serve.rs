@@ -1,5 +1,5 @@
-//! `galaxy serve`: an HTTP server beside the programs that speak OpenAI's API. What comes in goes
-//! to the coordinator by the SDK, under our identity.
+//! `galaxy serve`: an HTTP server beside the programs that speak OpenAI's API. Requests go to the coordinator by the
+//! SDK, under our identity.
 
 mod api;
 mod key;
@@ -26,13 +26,13 @@ use tokio::{
     time::timeout,
 };
 
-/// Connections at one time that ask nothing; for whoever comes then, another goes.
+/// The most idle connections at a time; each that comes then displaces another.
 const WAITING: usize = 512;
 /// How long the head of a request may take.
 const HEAD: Duration = Duration::from_secs(10);
-/// How long answers may take to end once we are told to stop.
+/// How long answers may take to end after a signal to stop.
 const GOODBYE: Duration = Duration::from_secs(10);
-/// After the system refused a connection, for want of descriptors most often.
+/// The pause after the system refused a connection, for want of descriptors most often.
 const PAUSE: Duration = Duration::from_millis(100);
 
 const ROUTES: &str = "\
@@ -55,13 +55,15 @@ model's generation_config.json says, where that says it: else temperature 1, as 
 #[derive(Args, Debug)]
 #[command(after_long_help = ROUTES)]
 pub struct ServeArgs {
-    /// Where programs ask. What is not this machine's loopback needs an API key.
+    /// Address to listen at; any but this machine's loopback needs an API key.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     #[command(flatten)]
     key: KeyArgs,
-    /// The model's directory, for chats: its chat template (chat_template.jinja, tokenizer_config.json or
-    /// chat_template.json) and tokenizer.json are read. Or its GGUF file, which has both.
+    /// Model directory or GGUF file with the chat template and tokenizer, for chats.
+    ///
+    /// Of a directory, the template (chat_template.jinja, tokenizer_config.json or chat_template.json) and
+    /// tokenizer.json are read. A GGUF file has both.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Where settings come from that requests leave open.
@@ -71,7 +73,7 @@ pub struct ServeArgs {
     connection: Connection,
 }
 
-/// `galaxy serve`, until a signal ends it.
+/// Runs `galaxy serve`, until a signal ends it.
 pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
     let key = args.key.read()?;
     if key.is_none() && !args.listen.ip().is_loopback() {
@@ -124,7 +126,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets connections in until `stopping` is over, and waits for their ends.
+/// Accepts connections until the sender of `stopping` is dropped, and waits for their ends.
 async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<()>) {
     let (router, limits) = (api.router(), Limits::default());
     let lobby = SharedLobby::new(WAITING);
@@ -155,7 +157,7 @@ async fn accept(listener: TcpListener, api: Api, mut stopping: watch::Receiver<(
     while connections.join_next().await.is_some() {}
 }
 
-/// One connection, to its end.
+/// Serves one connection to its end.
 async fn converse(
     stream: TcpStream,
     service: Limited<axum::Router>,

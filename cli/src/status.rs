@@ -11,9 +11,9 @@ use galaxy_client::{ClusterStatus, DeviceStatus, SequencesStatus};
 use galaxy_common::Bytes;
 use std::{fmt::Write as _, ops::Range};
 
-/// Where the slice of the vocabulary stands in a row.
+/// The column of the vocabulary slice in a row of the table.
 const TOKENS: usize = 4;
-/// No machine has so much: a budget above it means that there is none.
+/// No machine has so much memory: a budget from this on means that there is no limit.
 const UNLIMITED: Bytes = Bytes(1 << 50);
 
 /// Arguments of `galaxy status`.
@@ -39,14 +39,14 @@ pub struct DrainArgs {
     connection: Connection,
 }
 
-/// `galaxy status`.
+/// Runs `galaxy status`.
 pub async fn status(args: StatusArgs) -> Result<(), Failure> {
     let client = args.connection.open().await?;
     let status = progress::watch("asking the coordinator", client.status()).await?;
     if args.json { print(&json(&status)?) } else { print(&show(&status)) }
 }
 
-/// `galaxy drain`.
+/// Runs `galaxy drain`.
 pub async fn drain(args: DrainArgs) -> Result<(), Failure> {
     let client = args.connection.open_admin().await?;
     if args.off {
@@ -89,7 +89,7 @@ fn show(status: &ClusterStatus) -> String {
     out + &devices(&status.devices)
 }
 
-/// What is generated, and where.
+/// The lines on sequences and the KV cache.
 fn sequences(of: &SequencesStatus) -> String {
     let mut out = format!(
         "  sequences: {} running, {} waiting, at most {} in a step; {} tokens generated\n  KV cache: {} of {} blocks free",
@@ -102,12 +102,12 @@ fn sequences(of: &SequencesStatus) -> String {
         let _ = write!(out, "; {} of {} drafted tokens were right", of.accepted, of.drafted);
     }
     if of.evicted > 0 {
-        let _ = write!(out, "; {} evictions: raise cache_rows", of.evicted);
+        let _ = write!(out, "; {} evictions: raise kv_cache_tokens", of.evicted);
     }
     out + "\n"
 }
 
-/// The plan in force.
+/// The lines on the plan in force.
 fn plan(status: &ClusterStatus) -> String {
     let mut out = format!("  plan {}", status.plan);
     if let Some(time) = status.predicted {
@@ -124,7 +124,7 @@ fn plan(status: &ClusterStatus) -> String {
     out + "\n"
 }
 
-/// Who holds what.
+/// A table of what each device holds.
 pub fn devices(devices: &[DeviceStatus]) -> String {
     let mut rows = vec![row([
         "device", "state", "heads", "columns", "tokens", "rows", "threads", "kernels", "weights",

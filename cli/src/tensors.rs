@@ -10,7 +10,7 @@ use std::{
     str::FromStr,
 };
 
-/// Where a raw result goes.
+/// The file that a raw result goes to, and its format.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Destination {
     path: PathBuf,
@@ -75,12 +75,12 @@ fn as_safetensors(output: Output, tensors: &Tensors) -> Result<Vec<u8>, Failure>
 }
 
 impl Destination {
-    /// Where.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a raw result: beside the file first, so that what is there is whole.
+    /// Writes a raw result: beside the file first, so that the file is always whole.
     pub fn write(&self, output: Output, tensors: &Tensors) -> Result<(), Failure> {
         let bytes = match self.format {
             Format::Json => as_json(output, tensors)?.into_bytes(),

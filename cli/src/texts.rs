@@ -7,18 +7,18 @@ use galaxy_client::{
 };
 use std::{fmt::Write as _, io::Read, num::NonZeroU32, path::PathBuf};
 
-/// The largest file of texts that is read.
+/// The largest file of texts that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
-/// Values of a vector that fit a line.
+/// The most values of a vector, or classes, that are shown in a line.
 const SHOWN: usize = 6;
 
-/// Which texts.
+/// Arguments that name texts.
 #[derive(Args, Debug)]
 struct Texts {
-    /// The texts.
+    /// Texts, one per argument.
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
-    /// A file with one text in each line; - is stdin.
+    /// File with one text per line; - is stdin.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Cut texts that are too long for the model instead of refusing them.
@@ -30,23 +30,22 @@ struct Texts {
 }
 
 /// Arguments of `galaxy embed`.
-///
-/// With --json: {"vectors": [[...], ...], "report": {...}}, in the order of the texts.
 #[derive(Args, Debug)]
 pub struct EmbedArgs {
     #[command(flatten)]
     texts: Texts,
-    /// Put the prompt of this name before each text, of those in the model's
-    /// config_sentence_transformers.json: query, say.
+    /// Put the model's prompt of this name, like query, before each text.
+    ///
+    /// Prompts are those of the model's config_sentence_transformers.json.
     #[arg(long, value_name = "NAME", conflicts_with = "prompt_text")]
     prompt: Option<String>,
-    /// Put this before each text.
+    /// Put this text before each text.
     #[arg(long, value_name = "TEXT")]
     prompt_text: Option<String>,
-    /// Cut vectors to so many values, for models that are trained for it.
+    /// Truncate vectors to this many values, for models that are trained for it.
     #[arg(long, value_name = "COUNT")]
     dimensions: Option<NonZeroU32>,
-    /// Scale vectors to length one in the end, whatever the model's files say.
+    /// Scale vectors to length one, whatever the model's files say.
     #[arg(long)]
     normalize: bool,
     #[command(flatten)]
@@ -54,18 +53,11 @@ pub struct EmbedArgs {
 }
 
 /// Arguments of `galaxy classify`.
-///
-/// Shows what logits mean by the model's problem_type: probabilities that sum to one, a probability of each
-/// class by itself, or values.
-///
-/// With --json: {"labels": [...], "logits": [[...], ...], "probabilities": [[...], ...], "report": {...}},
-/// in the order of the texts.
 #[derive(Args, Debug)]
 pub struct ClassifyArgs {
     #[command(flatten)]
     texts: Texts,
-    /// An image file, PNG or JPEG, for a model of images; instead of texts. May be given several
-    /// times.
+    /// Image file to classify instead of texts, PNG or JPEG; may be given several times.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "file"])]
     image: Vec<PathBuf>,
     #[command(flatten)]
@@ -73,13 +65,9 @@ pub struct ClassifyArgs {
 }
 
 /// Arguments of `galaxy rerank`.
-///
-/// For models that read a query and a text together and have one class: cross-encoders.
-///
-/// With --json: {"ranked": [{"index": 1, "score": 0.98}, ...], "report": {...}}, the best first.
 #[derive(Args, Debug)]
 pub struct RerankArgs {
-    /// What texts are to answer.
+    /// The query that texts are ranked by.
     #[arg(value_name = "QUERY")]
     query: String,
     #[command(flatten)]
@@ -142,7 +130,7 @@ fn lines(path: &PathBuf) -> Result<Vec<String>, Failure> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// `galaxy embed`.
+/// Runs `galaxy embed`.
 pub async fn embed(args: EmbedArgs) -> Result<(), Failure> {
     let texts = args.texts.read()?;
     let client = args.connection.open().await?;
@@ -151,7 +139,7 @@ pub async fn embed(args: EmbedArgs) -> Result<(), Failure> {
     if args.texts.json { print(&json(&answer)?) } else { print(&embeddings(&texts, &answer)) }
 }
 
-/// `galaxy classify`.
+/// Runs `galaxy classify`.
 pub async fn classify(args: ClassifyArgs) -> Result<(), Failure> {
     let (names, answer) = if args.image.is_empty() {
         let texts = args.texts.read()?;
@@ -169,7 +157,7 @@ pub async fn classify(args: ClassifyArgs) -> Result<(), Failure> {
     if args.texts.json { print(&json(&answer)?) } else { print(&classes(&names, &answer)) }
 }
 
-/// `galaxy rerank`.
+/// Runs `galaxy rerank`.
 pub async fn rerank(args: RerankArgs) -> Result<(), Failure> {
     let texts = args.texts.read()?;
     let client = args.connection.open().await?;

@@ -10,14 +10,18 @@ use std::{fmt::Write as _, path::PathBuf, str::FromStr};
 /// Arguments of `galaxy trace`.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// Number of a request, as its report gives it; or `last`.
+    /// Number of a request, as its report gives it, or `last`.
     #[arg(value_name = "REQUEST|last")]
     request: Which,
-    /// Write the timeline in Chrome trace format; open it at <https://ui.perfetto.dev>.
+    /// Write the timeline to this file, in Chrome trace format.
+    ///
+    /// Open it at <https://ui.perfetto.dev>.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Print idle time for each lane, and the share of communication that compute hid:
-    /// 1 - (compute lane idle while awaiting a receive) / (bytes received / link rate).
+    /// Print idle time for each lane, and the share of communication that compute hid.
+    ///
+    /// That share is 1 - (compute lane idle while awaiting a receive) / (bytes received / link
+    /// rate).
     #[arg(long)]
     summary: bool,
     /// Rate of the links, like 125Mbit/s, for the summary.
@@ -30,7 +34,7 @@ pub struct TraceArgs {
     connection: Connection,
 }
 
-/// Which request.
+/// The request to show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Which {
     Last,
@@ -50,7 +54,7 @@ impl FromStr for Which {
     }
 }
 
-/// `galaxy trace`.
+/// Runs `galaxy trace`.
 pub async fn trace(args: TraceArgs) -> Result<(), Failure> {
     let client = args.connection.open().await?;
     let request = match args.request {
@@ -74,17 +78,18 @@ pub async fn trace(args: TraceArgs) -> Result<(), Failure> {
     print(&out)
 }
 
-/// Writes the timeline.
+/// Writes the timeline to a file.
 pub fn write(trace: &Trace, path: &std::path::Path) -> Result<(), Failure> {
     std::fs::write(path, &trace.chrome_json)
         .map_err(|e| Failure::new(format!("cannot write the trace: {e}")).at(path.display()))
 }
 
-/// A trace in numbers.
+/// The figures of a trace.
 #[derive(Serialize, Debug)]
 pub struct Summary<'a> {
     link_rate_bits_per_second: Option<f64>,
-    /// Of all devices together.
+    /// The share of communication that compute hid, of all devices together; none without the rate
+    /// of the links.
     hidden_communication: Option<f64>,
     devices: Vec<DeviceSummary<'a>>,
 }
@@ -97,7 +102,8 @@ struct DeviceSummary<'a> {
 }
 
 impl<'a> Summary<'a> {
-    /// Of a trace; how much was hidden can be said only when the rate of the links is known.
+    /// The summary of a trace; how much communication was hidden is known only with the rate of the
+    /// links.
     pub fn of(trace: &'a Trace, rate: Option<LinkRate>) -> Self {
         let device = |trace: &'a galaxy_client::DeviceTrace| DeviceSummary {
             trace,

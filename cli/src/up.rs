@@ -23,44 +23,49 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the coordinator may take to listen: it reads the model's files first.
 const LISTENS: Duration = Duration::from_secs(60);
-/// Between two looks at what was started.
+/// The pause between two looks at the programs that were started.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a call may take.
 const CALL: Duration = Duration::from_secs(10);
-/// How long the line that is printed holds.
+/// How long the invitation that is printed is valid.
 const LINE_LASTS: Duration = Duration::from_secs(15 * 60);
 
 /// Arguments of `galaxy up`.
 #[derive(Args, Debug)]
 pub struct UpArgs {
-    /// The model's directory, or its GGUF file.
+    /// Model directory or GGUF file to serve.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Round the model's matrices to q8, q6 or q4 as devices read them, which is lossy [default: as the cluster file
-    /// says, which is as the model's files have them].
+    /// Round the model's matrices to q8, q6 or q4 as devices read them; lossy [default: as the cluster file says].
+    ///
+    /// A new cluster file keeps matrices as the model's files have them.
     #[arg(long, value_name = "BITS")]
     weights_format: Option<Quantisation>,
     /// Name of this machine in the cluster [default: its host name].
     #[arg(long, value_parser = |text: &str| DeviceName::new(text))]
     name: Option<DeviceName>,
-    /// Where the coordinator listens.
+    /// Address that the coordinator listens at.
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:7000")]
     listen: SocketAddr,
-    /// Port of the worker of this machine.
+    /// Port of this machine's worker.
     #[arg(long, value_name = "PORT", default_value_t = 7100, value_parser = clap::value_parser!(u16).range(1..))]
     worker_port: u16,
-    /// What this machine grants, the first time, like 4GB [default: 0.6 of what is free].
+    /// Memory that this machine grants, like 4GB [default: 0.6 of what is free].
+    ///
+    /// It counts the first time only, when galaxy up writes the device's file.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Threads for kernels, the first time [default: all].
+    /// Kernel threads of this machine's worker [default: all cores].
+    ///
+    /// They count the first time only, when galaxy up writes the device's file.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// How many devices may join by the line that is printed, within 15 minutes.
+    /// Number of devices that may join by the printed invitation, within 15 minutes.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     uses: u32,
 }
 
-/// `galaxy up`.
+/// Runs `galaxy up`.
 pub async fn up(args: UpArgs) -> Result<(), Failure> {
     let home = home().ok_or_else(|| {
         Failure::new("there is no place for a cluster: this user has no home")
@@ -101,7 +106,7 @@ fn unwatched(error: std::io::Error) -> Failure {
     Failure::new(format!("signals cannot be waited for: {error}"))
 }
 
-/// Connects as the admin that was made here, as soon as the coordinator listens.
+/// Connects with the admin's identity of this machine, as soon as the coordinator listens.
 async fn connect(
     address: &str,
     home: &std::path::Path,

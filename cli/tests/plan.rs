@@ -16,13 +16,13 @@ use std::{
 const STRATEGIES: [&str; 6] = ["auto", "local", "megatron", "galaxy", "sequence", "pipeline"];
 
 /// What the program printed, and how it ended.
-struct Said {
+struct ProgramOutput {
     out: String,
     error: String,
     code: i32,
 }
 
-impl Said {
+impl ProgramOutput {
     /// What it printed, if all went well.
     fn good(self) -> String {
         assert_eq!(self.code, 0, "{}", self.error);
@@ -30,7 +30,7 @@ impl Said {
         self.out
     }
 
-    /// Why it failed.
+    /// What it printed to stderr, after it failed.
     fn bad(self) -> String {
         assert_ne!(self.code, 0, "{}", self.out);
         assert_eq!(self.out, "");
@@ -39,15 +39,15 @@ impl Said {
     }
 }
 
-fn galaxy(arguments: &[&str]) -> Said {
+fn galaxy(arguments: &[&str]) -> ProgramOutput {
     galaxy_in(Path::new("."), arguments)
 }
 
-/// The program in a directory.
-fn galaxy_in(directory: &Path, arguments: &[&str]) -> Said {
+/// Runs the program in a directory.
+fn galaxy_in(directory: &Path, arguments: &[&str]) -> ProgramOutput {
     let mut program = Command::new(env!("CARGO_BIN_EXE_galaxy"));
     let output = program.args(arguments).current_dir(directory).output().unwrap();
-    Said {
+    ProgramOutput {
         out: String::from_utf8(output.stdout).unwrap(),
         error: String::from_utf8(output.stderr).unwrap(),
         code: output.status.code().unwrap(),
@@ -59,7 +59,7 @@ fn golden() -> PathBuf {
 }
 
 /// A directory with a cluster file and profiles.
-struct Place {
+struct ClusterDir {
     dir: tempfile::TempDir,
     file: PathBuf,
     store: Store,
@@ -67,7 +67,7 @@ struct Place {
     profile: ClusterProfile,
 }
 
-impl Place {
+impl ClusterDir {
     /// Devices that exist in profiles only, each half as fast as the one before.
     fn new(names: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -107,12 +107,12 @@ impl Place {
         self.store.save_links(&self.profile.links).unwrap();
     }
 
-    fn plan(&self, more: &[&str]) -> Said {
+    fn plan(&self, more: &[&str]) -> ProgramOutput {
         galaxy(&[&["plan", "--cluster", self.file.to_str().unwrap()], more].concat())
     }
 
     /// Writes a file for `--simulate` and plans for it.
-    fn simulate(&self, text: &str, more: &[&str]) -> Said {
+    fn simulate(&self, text: &str, more: &[&str]) -> ProgramOutput {
         let file = self.dir.path().join("imagined.toml");
         fs::write(&file, text).unwrap();
         galaxy(&[&["plan", "--simulate", file.to_str().unwrap()], more].concat())
@@ -134,7 +134,8 @@ fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// Where the words of a table's head begin, for the words given, and the rows below it.
+/// Where the cells begin in the head of the table whose first cell is `first`, and the rows below
+/// it.
 fn table<'a>(text: &'a str, first: &str) -> (Vec<usize>, Vec<&'a str>) {
     let mut lines = text.lines().skip_while(|line| !line.trim_start().starts_with(first));
     let head = lines.next().unwrap();
@@ -157,7 +158,7 @@ fn imagined(devices: &[(&str, u32, f64, &str)]) -> String {
 
 #[test]
 fn a_measured_cluster_has_a_plan_with_reasons() {
-    let place = Place::measured(&["pi-1", "pi-2"]);
+    let place = ClusterDir::measured(&["pi-1", "pi-2"]);
     let text = place.plan(&[]).good();
     let (columns, rows) = table(&text, "device");
     assert_eq!(rows.len(), 2, "{text}");
@@ -181,7 +182,7 @@ fn a_measured_cluster_has_a_plan_with_reasons() {
 
 #[test]
 fn the_cluster_file_of_the_directory_is_the_default() {
-    let place = Place::measured(&["pi-1", "pi-2"]);
+    let place = ClusterDir::measured(&["pi-1", "pi-2"]);
     let named = place.plan(&[]).good();
     assert_eq!(galaxy_in(place.dir.path(), &["plan"]).good(), named);
     let empty = tempfile::tempdir().unwrap();
@@ -194,7 +195,7 @@ fn the_cluster_file_of_the_directory_is_the_default() {
 
 #[test]
 fn every_strategy_is_compared() {
-    let place = Place::measured(&["pi-1", "pi-2"]);
+    let place = ClusterDir::measured(&["pi-1", "pi-2"]);
     let text = place.plan(&["--compare"]).good();
     let (columns, rows) = table(&text, "strategy");
     assert_eq!((columns.len(), rows.len()), (4, STRATEGIES.len()), "{text}");
@@ -224,10 +225,10 @@ fn every_strategy_is_compared() {
     assert!(local["why_not"].as_str().unwrap().contains("missing"), "{json}");
 }
 
-/// What is read from disk is said for each device that reads.
+/// The plan shows what each device reads from disk.
 #[test]
 fn reading_is_shown() {
-    let place = Place::new(&["unused"]);
+    let place = ClusterDir::new(&["unused"]);
     let devices = imagined(&[("board", 2, 10.0, "300MB")]);
     let text = place.simulate(&devices, &[]).good();
     let (columns, rows) = table(&text, "device");
@@ -246,7 +247,7 @@ fn reading_is_shown() {
 
 #[test]
 fn devices_that_do_not_exist_have_plans() {
-    let place = Place::new(&["unused"]);
+    let place = ClusterDir::new(&["unused"]);
     let devices = imagined(&[("mini-pc", 1, 100.0, "4GB"), ("board", 3, 10.0, "1GB")]);
     let text = place.simulate(&devices, &[]).good();
     for word in ["mini-pc-1", "board-1", "board-3", "tokens"] {
@@ -262,7 +263,7 @@ fn devices_that_do_not_exist_have_plans() {
 
 #[test]
 fn a_hundred_devices_have_a_plan() {
-    let place = Place::new(&["unused"]);
+    let place = ClusterDir::new(&["unused"]);
     let devices = imagined(&[("mini-pc", 1, 100.0, "150MB"), ("board", 99, 10.0, "150MB")])
         .replace("bert-large", "distilbert")
         .replace("lengths", "tiles = 4\nlengths");
@@ -275,7 +276,7 @@ fn a_hundred_devices_have_a_plan() {
 
 #[test]
 fn what_if_changes_what_is_planned_for() {
-    let place = Place::measured(&["pi-1", "pi-2"]);
+    let place = ClusterDir::measured(&["pi-1", "pi-2"]);
     let latency = |more: &[&str]| {
         let json = parsed(&place.plan(&[&["--json"], more].concat()).good());
         (json["predicted_ms"].as_f64().unwrap(), json["devices"].as_array().unwrap().len())
@@ -302,7 +303,7 @@ fn what_if_changes_what_is_planned_for() {
 
 #[test]
 fn what_is_missing_is_named_with_what_to_do() {
-    let place = Place::new(&["pi-1", "pi-2"]);
+    let place = ClusterDir::new(&["pi-1", "pi-2"]);
     let error = place.plan(&[]).bad();
     for word in ["no profile of pi-1, pi-2", &place.shape, "galaxy profile --cluster"] {
         assert!(error.contains(word), "{word}: {error}");
@@ -335,7 +336,7 @@ fn what_is_missing_is_named_with_what_to_do() {
 
 #[test]
 fn threads_that_a_worker_does_not_grant_are_not_planned_with() {
-    let place = Place::measured(&["pi-1"]);
+    let place = ClusterDir::measured(&["pi-1"]);
     let text = fs::read_to_string(&place.file).unwrap();
     fs::write(&place.file, text + "threads = 8\n").unwrap();
     let json = parsed(&place.plan(&["--json"]).good());
@@ -344,7 +345,7 @@ fn threads_that_a_worker_does_not_grant_are_not_planned_with() {
 
 #[test]
 fn one_device_is_a_plan() {
-    let place = Place::measured(&["pi-1"]);
+    let place = ClusterDir::measured(&["pi-1"]);
     let text = place.plan(&[]).good();
     assert!(text.contains("pi-1"), "{text}");
     let text = place.plan(&["--compare"]).good();
@@ -353,7 +354,8 @@ fn one_device_is_a_plan() {
 
 #[test]
 fn profiles_that_no_measurement_gives_are_refused() {
-    let json = serde_json::to_string_pretty(&Place::new(&["pi-1"]).profile.devices[0]).unwrap();
+    let json =
+        serde_json::to_string_pretty(&ClusterDir::new(&["pi-1"]).profile.devices[0]).unwrap();
     let times = json.split("\"nanos\": [").nth(1).unwrap();
     let value = times.split(',').next().unwrap().trim();
     for (to, word) in [
@@ -363,7 +365,7 @@ fn profiles_that_no_measurement_gives_are_refused() {
         ("null", "is damaged"),
         ("1e999", "is damaged"),
     ] {
-        let place = Place::measured(&["pi-1", "pi-2"]);
+        let place = ClusterDir::measured(&["pi-1", "pi-2"]);
         place.damage(value, to);
         let error = place.plan(&[]).bad();
         for word in [word, "pi-1", ".t1.json", "galaxy profile"] {
@@ -374,7 +376,7 @@ fn profiles_that_no_measurement_gives_are_refused() {
         ("\"version\":", "\"version\": 7, \"old\":", "of version 7"),
         ("\"shape\":", "\"shape\": \"another\", \"old\":", "of shape another"),
     ] {
-        let place = Place::measured(&["pi-1", "pi-2"]);
+        let place = ClusterDir::measured(&["pi-1", "pi-2"]);
         place.damage(from, to);
         let error = place.plan(&[]).bad();
         assert!(error.contains(word) && error.contains("pi-1"), "{error}");
@@ -383,7 +385,7 @@ fn profiles_that_no_measurement_gives_are_refused() {
 
 #[test]
 fn imagined_devices_must_make_sense() {
-    let place = Place::new(&["unused"]);
+    let place = ClusterDir::new(&["unused"]);
     let good = imagined(&[("board", 2, 10.0, "1GB")]);
     for (from, to, word) in [
         ("gflops = 10", "gflops = 0", "gflops: 0 is no number above zero"),

@@ -1,4 +1,4 @@
-//! What comes back: vectors, classes, tensors, and what the request cost.
+//! Answers: vectors, classes, tensors, and what the request cost.
 
 use crate::error::ClientError;
 use galaxy_common::{Epoch, RequestId};
@@ -6,7 +6,7 @@ use galaxy_proto::{convert, v1};
 use serde::{Serialize, Serializer};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// What is wanted of raw token ids.
+/// What to compute for raw sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
     /// The hidden state of every row, after the last norm: rows x hidden.
@@ -47,23 +47,23 @@ impl fmt::Display for Output {
 /// One vector for each text.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Embeddings {
-    /// In the order of the texts; all of one width.
+    /// The vectors in the order of the texts; all of one length.
     pub vectors: Vec<Vec<f32>>,
-    /// What they cost.
+    /// What the request cost.
     pub report: Report,
 }
 
-/// What a model says of its classes for each text.
+/// The logits and probabilities of a model's classes for each text.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Classes {
     /// Names of the classes.
     pub labels: Vec<String>,
-    /// In the order of the texts; each as long as `labels`.
+    /// The logits of each text, in the order of the texts; each list is as long as `labels`.
     pub logits: Vec<Vec<f32>>,
     /// What the logits mean by the model's `problem_type`: probabilities that sum to one where one class
     /// is right, one by one where several may be, and the logits themselves where they are values.
     pub probabilities: Vec<Vec<f32>>,
-    /// What they cost.
+    /// What the request cost.
     pub report: Report,
 }
 
@@ -72,60 +72,60 @@ pub struct Classes {
 pub struct Ranking {
     /// All texts, the best first.
     pub ranked: Vec<Ranked>,
-    /// What they cost.
+    /// What the request cost.
     pub report: Report,
 }
 
 /// How well one text answers a query.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Ranked {
-    /// Which text, counted from 0.
+    /// The index of the text, counted from 0.
     pub index: usize,
-    /// The higher, the better: from 0 to 1, unless the model's files say otherwise.
+    /// The score of the text; higher is better. From 0 to 1, unless the model's files say otherwise.
     pub score: f32,
 }
 
 /// Tensors for each sequence.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Tensors {
-    /// In the order of the sequences.
+    /// One tensor for each sequence, in the order of the sequences.
     pub tensors: Vec<Tensor>,
-    /// What they cost; none where no coordinator was asked.
+    /// What the request cost; none where no coordinator was asked.
     pub report: Option<Report>,
 }
 
 /// A tensor, row-major.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Tensor {
-    /// Which sequence it belongs to.
+    /// The index of the sequence that it belongs to, counted from 0.
     pub sequence: u32,
     /// Its axes, outermost first.
     pub shape: Vec<u32>,
-    /// Its values.
+    /// The values of the tensor, row-major.
     pub values: Vec<f32>,
 }
 
 /// What a request cost. When a call was sent in parts, the sums over its parts.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Report {
-    /// What the coordinator calls the parts, for [`crate::Client::trace`].
+    /// The coordinator's numbers of the parts, for [`crate::Client::trace`].
     pub requests: Vec<RequestId>,
-    /// Epoch in which the last part ran.
+    /// The epoch in which the last part ran.
     pub epoch: Epoch,
-    /// In the admission queue.
+    /// The time in the admission queue.
     #[serde(rename = "queue_ms", serialize_with = "milliseconds")]
     pub queue: Duration,
-    /// In the tokenizer.
+    /// The time in the tokenizer.
     #[serde(rename = "tokenize_ms", serialize_with = "milliseconds")]
     pub tokenize: Duration,
-    /// On the devices, merging among it.
+    /// The time on the devices, with that of merging their results.
     #[serde(rename = "execute_ms", serialize_with = "milliseconds")]
     pub execute: Duration,
-    /// Tokens run.
+    /// Tokens that were computed.
     pub tokens: u64,
-    /// Tokens of prompts that were in the KV cache already, and were not run.
+    /// Tokens of prompts whose rows were in the KV cache already, and were not computed.
     pub cached: u64,
-    /// Programs run.
+    /// Programs that were run.
     pub programs: u64,
     /// What each device did.
     pub devices: Vec<DeviceReport>,
@@ -134,19 +134,19 @@ pub struct Report {
 /// What a request cost one device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct DeviceReport {
-    /// Its name.
+    /// The name of the device.
     pub device: String,
-    /// Compute lane in operations.
+    /// The time that the compute lane spent in operations.
     #[serde(rename = "compute_busy_ms", serialize_with = "milliseconds")]
     pub compute_busy: Duration,
-    /// Compute lane still because a receive was not complete.
+    /// The time that the compute lane was idle because a receive was not complete.
     #[serde(rename = "awaiting_receive_ms", serialize_with = "milliseconds")]
     pub awaiting_receive: Duration,
-    /// To peers.
+    /// Bytes that went to other devices.
     pub bytes_sent: u64,
-    /// From peers.
+    /// Bytes that came from other devices.
     pub bytes_received: u64,
-    /// From the first operation to the last.
+    /// The time from the first operation to the last.
     #[serde(rename = "total_ms", serialize_with = "milliseconds")]
     pub total: Duration,
 }

@@ -30,14 +30,14 @@ use std::{
 use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 
-/// The time a call has, unless told otherwise.
+/// The timeout of a call, unless the builder sets another.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 type Stub = GalaxyClient<Channel>;
 
-/// Longer than anybody waits; what clocks and messages can hold.
+/// The longest timeout: longer than anybody waits, and within what clocks and messages can hold.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Says where the coordinator is and who we are.
+/// Configures a connection: where the coordinator is, the identity to connect with, timeout and retries.
 #[derive(Clone, Debug)]
 pub struct Builder {
     address: String,
@@ -82,13 +82,13 @@ impl Builder {
         self.timeout = timeout.min(LONGEST);
         self
     }
-    /// When calls are tried again.
+    /// The policy by which calls are tried again.
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
         self
     }
 
-    /// Connects.
+    /// Connects to the coordinator.
     ///
     /// # Errors
     /// When the identity cannot be used or no connection comes about within the timeout.
@@ -119,22 +119,22 @@ pub struct Client {
     members: MembersClient<Channel>,
     timeout: Duration,
     retry: RetryPolicy,
-    /// Whether a coordinator is known to answer there, so that a connection that breaks is none that is refused.
+    /// Whether a coordinator is known to answer us, so that a connection that breaks was not refused.
     answered: Arc<AtomicBool>,
 }
 
 impl Client {
-    /// Where to begin.
+    /// A builder with the defaults.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// What admins ask.
+    /// The stub for calls of admins.
     pub(crate) fn members(&self) -> MembersClient<Channel> {
         self.members.clone()
     }
 
-    /// A request that has the time that each call has.
+    /// A request with the timeout of a call.
     pub(crate) fn timed<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
         request.set_timeout(self.timeout);
@@ -154,12 +154,12 @@ impl Client {
     pub(crate) fn answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
-    /// An error of the transport, in terms of what it knows nothing of.
+    /// The error with a cause that the transport cannot know: a coordinator that wants TLS.
     pub(crate) fn explained(&self, error: ClientError) -> ClientError {
         error.explained(!self.answered.load(Ordering::Relaxed))
     }
 
-    /// The same connection with another time for each call.
+    /// The same connection with another timeout for each call.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout: timeout.min(LONGEST), ..self.clone() }
     }
@@ -174,7 +174,7 @@ impl Client {
         self.embed_with(texts, EmbedOptions::default()).await
     }
 
-    /// [`Client::embed`], with options; a [`TooLong`] alone is one, too.
+    /// Like [`Client::embed`], with options; a [`TooLong`] alone is one, too.
     ///
     /// # Errors
     /// As [`Client::embed`].
@@ -279,7 +279,7 @@ impl Client {
         self.classify_with(texts, TooLong::Refuse).await
     }
 
-    /// [`Client::classify`], with a choice for texts that are too long.
+    /// Like [`Client::classify`], with a choice for texts that are too long.
     ///
     /// # Errors
     /// As [`Client::classify`].
@@ -340,7 +340,7 @@ impl Client {
         Ok(all)
     }
 
-    /// The raw door: token ids in, tensors out. For models without a tokenizer too.
+    /// Runs raw sequences: token ids in, tensors out. For models without a tokenizer, too.
     ///
     /// # Errors
     /// As [`Client::embed`], and `unknown_token`, `unsupported_output`.
@@ -353,10 +353,10 @@ impl Client {
         self.run_inputs(&sequences.iter().map(ids).collect::<Vec<_>>(), output).await
     }
 
-    /// [`Client::run`] of images, too.
+    /// Like [`Client::run`], for images, too.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Client::run`].
     pub async fn run_inputs(
         &self,
         sequences: &[Input],
@@ -393,11 +393,12 @@ impl Client {
         Ok(Tensors { tensors, report: Some(cost) })
     }
 
-    /// Goes on with a text, token by token. The time of a call is what each token may take, starts of the cluster and
-    /// of its coordinator among that; a text that waits for room behind others has all that it takes.
+    /// Generates text from a prompt, token by token. The timeout of a call bounds the wait for each token, restarts of
+    /// the cluster and of its coordinator among that; a sequence that waits for room behind others may wait as long as
+    /// it takes.
     ///
     /// # Errors
-    /// As [`Client::embed`], and `unsupported_output` when the model makes no text.
+    /// As [`Client::embed`], and `unsupported_output` when the model generates no text.
     pub async fn generate(
         &self,
         prompt: impl Into<Prompt>,
@@ -406,7 +407,7 @@ impl Client {
         Generating::begin(self.clone(), prompt.into(), options).await
     }
 
-    /// What the cluster is and how it fares.
+    /// The status of the cluster and of its devices.
     ///
     /// # Errors
     /// When the coordinator does not answer.

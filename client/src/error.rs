@@ -19,13 +19,13 @@ pub enum ClientError {
     /// The identity that was named cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// A coordinator's name that is no name.
+    /// The coordinator's name is not valid.
     #[error(transparent)]
     Name(#[from] galaxy_common::NameError),
     /// No connection came about.
     #[error("no connection to the coordinator: {source}")]
     Connect {
-        /// Why, and where it was looked for.
+        /// Why there is none, and at which address.
         #[from]
         source: ConnectError,
     },
@@ -35,7 +35,7 @@ pub enum ClientError {
          takes clients with an identity only ({why})"
     )]
     Plain {
-        /// What the transport says.
+        /// The message of the transport.
         why: String,
     },
     /// The coordinator, or a device behind it, refused or failed.
@@ -43,7 +43,7 @@ pub enum ClientError {
     Refused {
         /// Stable name of the reason, like `text_too_long`.
         code: String,
-        /// For a person.
+        /// What went wrong, for people.
         message: String,
         /// Whether the same call may succeed later.
         retryable: bool,
@@ -59,7 +59,7 @@ pub enum ClientError {
     /// The answer is not what was asked for: the coordinator is broken, or of another version.
     #[error("the coordinator's answer is malformed: {what}")]
     Malformed {
-        /// What is wrong.
+        /// What is wrong with the answer.
         what: String,
     },
     /// The answer ended before it was complete: the coordinator ended, or is broken.
@@ -114,7 +114,7 @@ impl ClientError {
 }
 
 impl ClientError {
-    /// Whether this is the deadline as the transport tells it, with so much of it `left`.
+    /// Whether this is the deadline as the transport reports it, where `left` is the time that was left.
     pub(crate) fn is_deadline(&self, left: Duration) -> bool {
         match self {
             Self::Refused { code, message, .. } => {
@@ -125,8 +125,8 @@ impl ClientError {
         }
     }
 
-    /// A coordinator that wants TLS hangs up on who speaks without; the transport cannot know. `plain` says that we
-    /// do, and that nothing was ever answered.
+    /// Explains a connection that broke because the coordinator wants TLS, which the transport cannot know. `plain`
+    /// says that we speak without it, and that nothing was ever answered.
     pub(crate) fn explained(self, plain: bool) -> Self {
         match self {
             Self::Refused { message, .. } if plain && message.contains("transport error") => {
@@ -138,7 +138,7 @@ impl ClientError {
 }
 
 impl ClientError {
-    /// A cluster that is not ready, as a coordinator tells who waits for it.
+    /// The error of a cluster that is not ready, as a coordinator reports it while a call waits.
     pub(crate) fn unready(reason: &str, device: String) -> Self {
         let unready =
             Fault::new("unavailable", format!("the cluster is not ready: {reason}"), true);

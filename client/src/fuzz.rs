@@ -33,10 +33,10 @@ pub fn reports(parts: Vec<v1::RequestReport>) -> Report {
     report
 }
 
-/// What a coordinator says of a text that goes on.
+/// Decodes an event of a token stream.
 ///
 /// # Errors
-/// When it says it at the wrong time, or nothing.
+/// When the event is empty, or comes at the wrong time.
 pub fn generated(event: Option<generate_event::Event>) -> Result<Generated, ClientError> {
     generate::generated(event)
 }

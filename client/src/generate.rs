@@ -1,4 +1,4 @@
-//! Texts that go on, token by token.
+//! Token streams: text that is generated token by token.
 
 use crate::{answer::Report, client::Client, error::ClientError, pieces::report, retry::Attempts};
 use futures_util::{Stream, stream};
@@ -10,57 +10,57 @@ use galaxy_proto::{
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-/// The end of a text.
+/// The end of a generated text.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Done {
     /// `stop` (a token or a string that ends texts) or `length`.
     pub finish: String,
-    /// What was held back of the text.
+    /// The rest of the text, which was held back.
     pub text: String,
-    /// What it cost.
+    /// What the request cost.
     pub report: Report,
 }
 
-/// What comes of a text that goes on.
+/// An item of a token stream.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Generated {
-    /// A token.
+    /// A generated token.
     Token(GeneratedToken),
-    /// The last thing.
+    /// The end of the stream.
     Done(Done),
 }
 
-/// A text on its way. Dropping it ends it.
+/// A text that is being generated. Dropping it ends the generation.
 ///
-/// One whose coordinator is gone is asked for again, with the tokens that are there already, and goes on as it would
-/// have. It is another request then.
+/// A text whose coordinator is gone is asked for again, with the tokens that are there already, and continues as it
+/// would have. It is another request then.
 #[derive(Debug)]
 pub struct Generating {
-    /// Its number, for a trace.
+    /// The number of its request, for a trace.
     pub request: RequestId,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// The seed that was taken.
+    /// The seed of the sampler.
     pub seed: u64,
-    /// Whether there is text; without, the model has no tokenizer, and there are only ids.
+    /// Whether tokens have text; a model without a tokenizer gives only their ids.
     pub text: bool,
-    asked: Asked,
-    /// What comes; nothing while no coordinator is known to go on.
+    asked: GenerateCall,
+    /// The events of the coordinator; none while the text has to be asked for again.
     events: Option<Events>,
     done: bool,
 }
 
 type Events = tonic::Streaming<v1::GenerateEvent>;
 
-/// What a text is asked with: what has come of it, too.
+/// What a text is asked for with; the options have the tokens that were generated so far.
 #[derive(Debug)]
-struct Asked {
+struct GenerateCall {
     client: Client,
     prompt: Prompt,
     options: GenerateOptions,
 }
 
-impl Asked {
+impl GenerateCall {
     /// Asks until the text begins.
     async fn begin(
         &self,
@@ -101,13 +101,13 @@ impl Asked {
 }
 
 impl Generating {
-    /// Waits for the beginning, and if other texts have the room for as long as they have it.
+    /// Asks for a text and waits until it begins; where other sequences have the room, for as long as they have it.
     pub(crate) async fn begin(
         client: Client,
         prompt: Prompt,
         options: GenerateOptions,
     ) -> Result<Self, ClientError> {
-        let mut asked = Asked { client, prompt, options };
+        let mut asked = GenerateCall { client, prompt, options };
         let (events, begun) = asked.begin(&mut asked.attempts()).await?;
         let v1::GenerateBegun { request, prompt_tokens, seed, text, .. } = begun;
         asked.options.sampling.seed = Some(seed);
@@ -115,14 +115,14 @@ impl Generating {
         Ok(Self { request, prompt_tokens, seed, text, asked, events, done: false })
     }
 
-    /// What comes next; nothing behind the end.
+    /// The next item; none after the end.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     ///
     /// # Errors
-    /// As [`Client::embed`](crate::Client::embed), also when nothing comes for as long as a call may take: what was
-    /// waited for, or [`ClientError::Timeout`]. Nothing comes behind it.
+    /// As [`Client::embed`](crate::Client::embed), also when nothing comes within the timeout of a call: what the
+    /// sequence waited for, or [`ClientError::Timeout`]. The stream ends with an error.
     pub async fn next(&mut self) -> Result<Option<Generated>, ClientError> {
         if self.done {
             return Ok(None);
@@ -155,7 +155,7 @@ impl Generating {
         }
     }
 
-    /// All of it, as a stream.
+    /// All items, as a stream.
     pub fn into_stream(self) -> impl Stream<Item = Result<Generated, ClientError>> {
         stream::try_unfold(self, |mut generating| async move {
             Ok(generating.next().await?.map(|generated| (generated, generating)))
@@ -163,7 +163,7 @@ impl Generating {
     }
 }
 
-/// What comes of what is said behind the beginning.
+/// Makes an item of an event that comes after the beginning.
 pub(crate) fn generated(event: Option<Event>) -> Result<Generated, ClientError> {
     match event {
         Some(Event::Token(token)) => Ok(Generated::Token(token.into())),
@@ -177,7 +177,7 @@ pub(crate) fn generated(event: Option<Event>) -> Result<Generated, ClientError> 
     }
 }
 
-/// The next thing that is said, but for what it waits for, if it comes in time.
+/// The next event that comes in time, other than those that report what the sequence waits for.
 async fn message(events: &mut Events, attempts: &mut Attempts<'_>) -> Result<Event, ClientError> {
     loop {
         let event = timeout_at(attempts.until(), events.message()).await;

@@ -18,7 +18,7 @@ pub enum TooLong {
 pub enum Prefix {
     /// A prompt of the model's files, by its name.
     Named(String),
-    /// This text.
+    /// A text of the caller.
     Text(String),
 }
 
@@ -29,7 +29,7 @@ pub struct EmbedOptions {
     pub too_long: TooLong,
     /// What is put before each text, instead of the prompt that the model's files use by default.
     pub prefix: Option<Prefix>,
-    /// Vectors are cut to so many values, instead of what the model's files say.
+    /// The length that vectors are truncated to, instead of what the model's files say.
     pub dimensions: Option<NonZeroU32>,
     /// Whether vectors are scaled to length one in the end, whatever the model's files say.
     pub normalise: bool,
@@ -60,10 +60,10 @@ impl EmbedOptions {
     }
 }
 
-/// One sequence of the raw door.
+/// One raw sequence, for [`Client::run_inputs`](crate::Client::run_inputs).
 #[derive(Clone, PartialEq, Debug)]
 pub enum Input {
-    /// Token ids.
+    /// The token ids of a text.
     Ids(Vec<u32>),
     /// An image file, PNG or JPEG.
     Image(Vec<u8>),
@@ -72,7 +72,7 @@ pub enum Input {
 }
 
 impl Input {
-    /// At most so many in a message.
+    /// The bytes that it takes in a message, at most.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Ids(ids) => ids.len().saturating_mul(5),

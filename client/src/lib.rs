@@ -1,4 +1,4 @@
-//! The Rust SDK: talks to a Galaxy coordinator and gets vectors, classes and tensors back.
+//! The Rust SDK: talks to a Galaxy coordinator and gets vectors, classes, generated text and tensors back.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), galaxy_client::ClientError> {
@@ -11,9 +11,9 @@
 //! # }
 //! ```
 //!
-//! Every call has a deadline, errors are typed ([`ClientError`]), and a call is tried again until that deadline
-//! where the error says that a retry can help ([`RetryPolicy`]): it outlives devices that are lost, and a coordinator
-//! that is started again. So does a text that goes on ([`Generating`]).
+//! Every call has a deadline, errors are typed ([`ClientError`]), and a call is tried again until that deadline where
+//! the error says that a retry can help ([`RetryPolicy`]): it outlives devices that are lost, and a coordinator that is
+//! started again. So does text that is being generated ([`Generating`]).
 
 mod answer;
 mod client;

@@ -6,27 +6,27 @@ use galaxy_proto::{identity::Role, v1};
 use serde::Serialize;
 use std::time::Duration;
 
-/// A line that lets machines join.
+/// An invitation, which lets machines join.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Invitation {
-    /// For `galaxy join`. Who has it may join.
+    /// The line for `galaxy join`. Whoever has it may join.
     pub line: String,
-    /// When it ends, in seconds after 1970.
+    /// When it expires, in seconds since 1970.
     pub until: u64,
 }
 
 /// A member of a cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Member {
-    /// Its name.
+    /// The name of the member.
     pub name: String,
-    /// Its role; empty of one that was removed.
+    /// The role of the member; empty for one that was removed.
     pub role: String,
-    /// Of a device as in a status; `joined`, or `removed`.
+    /// The state: that of a device as in a status, else `joined` or `removed`.
     pub state: String,
-    /// Where a device is.
+    /// The address of a device.
     pub address: String,
-    /// More, for a person.
+    /// More about the state, for people.
     pub detail: String,
 }
 
@@ -49,7 +49,7 @@ impl Client {
         Ok(Invitation { line, until })
     }
 
-    /// Everybody that the coordinator knows of. Needs the role admin.
+    /// Lists all members that the coordinator knows of. Needs the role admin.
     ///
     /// # Errors
     /// `permission_denied`.

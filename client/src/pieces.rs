@@ -9,7 +9,7 @@ use galaxy_proto::v1::{self, run_event::Event};
 /// The largest raw result we take: a bound on what a coordinator can make us allocate in all.
 const MAX_RESULT_BYTES: u64 = 16 << 30;
 
-/// A raw result as it comes in. Never holds more than the coordinator really sent.
+/// A raw result as it comes in, piece by piece. Never holds more than the coordinator really sent.
 pub(crate) struct Pieces {
     count: usize,
     done: Vec<Tensor>,
@@ -23,7 +23,7 @@ impl Pieces {
         Self { count, done: Vec::new(), open: None, bytes: 0, report: None }
     }
 
-    /// Whether the last of them has come.
+    /// Whether the last piece has come.
     pub(crate) fn ended(&self) -> bool {
         self.report.is_some()
     }

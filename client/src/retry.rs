@@ -1,11 +1,11 @@
-//! When to try again.
+//! When a call is tried again.
 
 use crate::{client::Client, error::ClientError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often, and after which pauses, a call is tried again, or a text that goes on is asked for again. Never beyond
-/// the time that it has.
+/// How often, and after which pauses, a call is tried again, or a text that is being generated is asked for again.
+/// Never beyond the deadline.
 ///
 /// The pause doubles with every failure up to `longest`; jitter takes up to half of it away, so
 /// that clients that failed together do not come back together.
@@ -15,10 +15,10 @@ pub struct RetryPolicy {
     pub attempts: u32,
     /// The pause after the first failure.
     pub first: Duration,
-    /// No pause is longer.
+    /// The longest pause.
     pub longest: Duration,
-    /// Whether to try again when a device is at fault, too. The coordinator has waited for it already, for as long as
-    /// it bears that.
+    /// Whether to try again when a device is at fault, too. The coordinator has waited for the device already, for as
+    /// long as its patience lasts.
     pub device_faults: bool,
 }
 
@@ -68,12 +68,12 @@ impl RetryPolicy {
     }
 }
 
-/// The attempts of one call, which has so much time.
+/// The attempts of one call, until its deadline.
 pub(crate) struct Attempts<'a> {
     client: &'a Client,
     until: Instant,
     failed: u32,
-    /// Why the last one failed, or what it waits for.
+    /// Why the last attempt failed, or what the call waits for.
     last: Option<ClientError>,
 }
 
@@ -82,17 +82,17 @@ impl<'a> Attempts<'a> {
         Self { client, until, failed: 0, last: None }
     }
 
-    /// When the call's time is over.
+    /// The deadline of the call.
     pub(crate) fn until(&self) -> Instant {
         self.until
     }
 
-    /// How much a call has.
+    /// The timeout of a call.
     pub(crate) fn timeout(&self) -> Duration {
         self.client.timeout()
     }
 
-    /// What is left of it.
+    /// The time that is left until the deadline.
     pub(crate) fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
@@ -108,7 +108,7 @@ impl<'a> Attempts<'a> {
         self.last = Some(error);
     }
 
-    /// The call waits its turn: that takes nothing of its time, which is over then at the soonest.
+    /// Moves the deadline to `until` at the soonest: a call that waits its turn uses up none of its time.
     pub(crate) fn waits_until(&mut self, until: Instant) {
         self.until = self.until.max(until);
         self.last = None;
@@ -117,7 +117,7 @@ impl<'a> Attempts<'a> {
     /// Notes an attempt that failed, and waits until it is time for the next.
     ///
     /// # Errors
-    /// The call's, if there is to be no other attempt.
+    /// The error of the call, if there is to be no other attempt.
     pub(crate) async fn fails(&mut self, error: ClientError) -> Result<(), ClientError> {
         self.failed = self.failed.saturating_add(1);
         let left = self.left();

@@ -1,4 +1,4 @@
-//! What a cluster is and how it fares.
+//! The status of a cluster and of its devices.
 
 use galaxy_common::{Bytes, printable::line};
 use galaxy_proto::v1;
@@ -18,26 +18,28 @@ pub struct ClusterStatus {
     pub cluster: String,
     /// Name of the model.
     pub model: String,
-    /// How work is cut, as the cluster file asks.
+    /// The strategy that the cluster file asks for.
     pub strategy: String,
-    /// The plan in force, in words; empty before there is one.
+    /// The plan in force as a phrase, like `galaxy on 3 devices, 4 tiles`; empty before there is
+    /// one.
     pub plan: String,
-    /// How its devices share the layers.
+    /// The layout of the plan: how its devices share the layers; empty before there is a plan.
     pub layout: String,
-    /// How its blocks are cut, in words.
+    /// How the plan splits blocks, as a phrase.
     pub modes: String,
-    /// What its links are made of.
+    /// The transport of the links: `tls`, `plain` or `quic`.
     pub link: String,
-    /// How its tiles find their way.
+    /// How tiles are exchanged: `ring` or `direct`.
     pub exchange: String,
     /// How long a typical text is predicted to take; none for a split by hand.
     #[serde(rename = "predicted_ms", serialize_with = "maybe_milliseconds")]
     pub predicted: Option<Duration>,
-    /// Most tokens of a prompt with what is generated behind it; 0: nothing is generated.
+    /// The context length: most tokens of a prompt with those that are generated after it; 0:
+    /// nothing is generated.
     pub context: u32,
-    /// How activations travel.
+    /// The number type of activations on links.
     pub wire: String,
-    /// Tiles of a transfer.
+    /// The number of tiles that each device's rows are cut into.
     pub tiles: u32,
     /// `starting`, `ready`, `moving`, `degraded` or `draining`.
     pub state: String,
@@ -47,7 +49,7 @@ pub struct ClusterStatus {
     pub devices: Vec<DeviceStatus>,
     /// Requests that wait.
     pub queued: u32,
-    /// Requests answered.
+    /// Requests that were answered.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
@@ -58,27 +60,28 @@ pub struct ClusterStatus {
 /// The sequences that generate tokens, and the blocks of the KV cache that they share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct SequencesStatus {
-    /// How many wait for a step.
+    /// The number of sequences that wait for a step.
     pub waiting: u32,
-    /// How many are in the step that runs.
+    /// The number of sequences in the step that runs.
     pub running: u32,
-    /// The most that were in one step.
+    /// The most sequences that were in one step.
     pub most: u32,
-    /// How many lost their blocks to an older one, and were computed again.
+    /// Evictions so far: sequences that lost their KV blocks to an older one, and were computed
+    /// again.
     pub evicted: u64,
-    /// How many began with rows that were in the KV cache,
+    /// Sequences so far that began with rows of the prefix cache.
     pub prefixes: u64,
-    /// and how many rows these were.
+    /// Rows that sequences took from the prefix cache so far.
     pub prefix_rows: u64,
-    /// Blocks of the KV cache.
+    /// The number of KV blocks.
     pub blocks: u32,
-    /// Blocks that no sequence has which goes on.
+    /// KV blocks that no unfinished sequence has.
     pub free: u32,
-    /// Tokens that were generated.
+    /// Tokens that were generated so far.
     pub tokens: u64,
-    /// Rows that were drafted, of what might follow,
+    /// Rows of drafted tokens so far.
     pub drafted: u64,
-    /// and how many of them were right.
+    /// Drafted tokens so far that were right.
     pub accepted: u64,
 }
 
@@ -90,35 +93,35 @@ fn maybe_milliseconds<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S
 /// One device of a cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct DeviceStatus {
-    /// Its name.
+    /// The name of the device.
     pub name: String,
-    /// Where its worker listens.
+    /// The address at which its worker listens.
     pub address: String,
     /// `unreachable`, `connected`, `placing`, `ready`, `lost` or `idle`.
     pub state: String,
-    /// Why, where there is something to say.
+    /// The reason for the state, where there is one to give.
     pub detail: String,
-    /// Query heads of each layer.
+    /// The query heads that it computes of each layer.
     pub heads: Range<u32>,
-    /// Columns of the inner width of each MLP.
+    /// The columns that it computes of each MLP's intermediate size.
     pub columns: Range<u32>,
-    /// Slice of the vocabulary.
+    /// The slice of the vocabulary whose logits it computes.
     pub vocabulary: Range<u32>,
-    /// Relative weight of its rows in connective blocks.
+    /// The relative number of its rows in connective blocks.
     pub row_weight: u32,
-    /// Weights as held.
+    /// The bytes of the weights that it holds.
     pub weight_bytes: Bytes,
-    /// What it grants.
+    /// The memory that it grants.
     pub budget_bytes: Bytes,
-    /// What its part needs.
+    /// The memory that its part of the plan needs.
     pub needed_bytes: Bytes,
-    /// Threads for kernels.
+    /// The number of its kernel threads.
     pub threads: u32,
-    /// Its widest kernels.
+    /// The widest vector instructions of its kernels.
     pub processor: String,
 }
 
-/// Characters of each text: a coordinator's have some hundred at most.
+/// The most characters of each text; a coordinator's have some hundred at most.
 const MAX_WORDS: usize = 4000;
 
 /// A text of a status as it may be shown, whoever wrote it.

@@ -6,7 +6,7 @@ use galaxy_proto::v1;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Characters of the name of a device or a lane.
+/// The most characters of the name of a device or a lane.
 const MAX_NAME: usize = 128;
 
 /// The measured lanes of every device for one request.
@@ -21,14 +21,14 @@ pub struct Trace {
 /// What one device did.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DeviceTrace {
-    /// Its name.
+    /// The name of the device.
     pub device: String,
-    /// Its lanes.
+    /// The lanes of the device.
     pub lanes: Vec<LaneTrace>,
-    /// From its first operation to its last.
+    /// The time from its first operation to its last.
     #[serde(rename = "wall_ms", serialize_with = "milliseconds")]
     pub wall: Duration,
-    /// How long its compute lane stood still because a receive was not complete.
+    /// The time that its compute lane was idle because a receive was not complete.
     #[serde(rename = "awaiting_receive_ms", serialize_with = "milliseconds")]
     pub awaiting_receive: Duration,
     /// Bytes that came from peers.
@@ -38,12 +38,12 @@ pub struct DeviceTrace {
 /// One lane of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LaneTrace {
-    /// `compute`, `send pi-2`, `receive pi-1`.
+    /// The name of the lane, like `compute`, `send pi-2` or `receive pi-1`.
     pub lane: String,
-    /// Time in operations.
+    /// The time in operations.
     #[serde(rename = "busy_ms", serialize_with = "milliseconds")]
     pub busy: Duration,
-    /// Time between them.
+    /// The time between operations.
     #[serde(rename = "idle_ms", serialize_with = "milliseconds")]
     pub idle: Duration,
 }

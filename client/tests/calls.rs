@@ -29,11 +29,11 @@ struct Scripted {
     faults: Arc<Mutex<VecDeque<Status>>>,
     sizes: Arc<Mutex<Vec<usize>>>,
     timeouts: Arc<Mutex<Vec<Option<String>>>>,
-    /// Texts break off behind so many tokens.
+    /// After how many tokens texts break off, and with which status.
     breaks: Arc<Mutex<VecDeque<(usize, Status)>>>,
-    /// Texts begin from their beginning, whatever is asked.
+    /// Whether texts begin from their beginning, whatever is asked.
     forgets: bool,
-    /// Embed waits for ever, and says when it began and when its caller went away.
+    /// Makes embed wait for ever; notifies when it begins, and when its caller goes away.
     stuck: Option<Arc<(Notify, Notify)>>,
 }
 
@@ -196,7 +196,7 @@ async fn serve(service: Scripted) -> (SocketAddr, oneshot::Sender<()>) {
     (address, stop)
 }
 
-/// Pauses of no length worth waiting for.
+/// A policy whose pauses are too short to wait for.
 fn quick() -> RetryPolicy {
     RetryPolicy {
         attempts: 3,
@@ -278,7 +278,7 @@ async fn a_call_is_tried_until_its_time_is_over_and_says_what_it_waited_for() {
     assert!((36..80).contains(&asked), "{asked}");
 }
 
-/// All that comes of a text of these tokens, whose coordinators break off so.
+/// All items of a text of these tokens, whose coordinators break off at `breaks`.
 async fn pieces(
     service: &Scripted,
     tokens: &[u32],

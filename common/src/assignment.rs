@@ -13,11 +13,11 @@ use std::borrow::Cow;
 /// The part of each block of some layers that a device computes, and so the weights it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BlockAssignment {
-    /// For these layers,
+    /// The run of layers that this entry is about.
     pub layers: Span<Layer>,
-    /// these query heads (and the key-value heads that they use),
+    /// The query heads that the device computes in each of these layers, with the key-value heads that they use.
     pub heads: Span<Head>,
-    /// and these columns of the inner width of the MLP.
+    /// The columns of the intermediate size that the device computes in the MLP of each of these layers.
     pub columns: Span<Column>,
 }
 
@@ -26,9 +26,9 @@ pub struct BlockAssignment {
 pub struct Assignment {
     /// Blocks by runs of layers, in order, together all layers.
     pub blocks: Vec<BlockAssignment>,
-    /// Relative weight of rows in connective blocks; turned into rows for each request by [`crate::apportion`].
+    /// The relative weight of rows in connective blocks; turned into rows for each request by [`crate::apportion`].
     pub row_weight: u32,
-    /// Slice of the vocabulary whose logits it computes. Empty where the model has no such head.
+    /// The slice of the vocabulary whose logits the device computes. Empty where the model has no such head.
     pub vocabulary: Span<Token>,
 }
 
@@ -43,8 +43,8 @@ impl Assignment {
             columns: Span::empty(),
         })
     }
-    /// Whether its runs follow one another, and are of what there is; else where not, and why. So they
-    /// are no more than there are layers, however many a peer sends.
+    /// Whether the runs of layers follow one another and lie within the model; else the layer where they do not, and
+    /// why. So there are no more runs than layers, however many a peer sends.
     pub(crate) fn fits(&self, extent: Extent) -> Result<(), (u32, &'static str)> {
         let mut next = 0;
         for BlockAssignment { layers, heads, columns } in &self.blocks {
@@ -80,31 +80,31 @@ impl Assignment {
 /// It holds what it computes in either phase ([`DevicePlan::holds`]).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DevicePlan {
-    /// Whose part this is.
+    /// The name of the device whose part this is.
     pub name: DeviceName,
-    /// Bytes that the device grants to everything of ours.
+    /// Bytes that the device grants to Galaxy as a whole.
     pub budget: Bytes,
     /// Threads for kernels.
     pub threads: u16,
-    /// What it computes for many rows at once.
+    /// What it computes in prefill, for many rows at once.
     pub prefill: Assignment,
-    /// What it computes for one row at a time.
+    /// What it computes in decode, for one row of each sequence at a time.
     pub decode: Assignment,
-    /// How weights come from disk that do not stay in its memory; none where all stay.
+    /// How weights that do not stay in its memory come from disk; none where all stay.
     pub streaming: Option<Streaming>,
 }
 
-/// Many rows at once, or one at a time.
+/// Whether a program computes many rows at once, or one row of each sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Phase {
-    /// Many rows.
+    /// The pass over prompts or texts, many rows at once.
     Prefill,
-    /// One row of each sequence.
+    /// A pass with one row of each sequence.
     Decode,
 }
 
 impl DevicePlan {
-    /// The part in a phase.
+    /// The part of the device in a phase.
     pub fn assignment(&self, phase: Phase) -> &Assignment {
         match phase {
             Phase::Prefill => &self.prefill,
@@ -112,8 +112,8 @@ impl DevicePlan {
         }
     }
 
-    /// What it holds: in each layer, and of the vocabulary, the run from the first to the last of what it
-    /// computes in either phase.
+    /// What it holds: in each layer, and of the vocabulary, the run from the first to the last of what it computes in
+    /// either phase.
     pub fn holds(&self) -> Cow<'_, Assignment> {
         let (prefill, decode) = (&self.prefill, &self.decode);
         let same = (&prefill.blocks, prefill.vocabulary) == (&decode.blocks, decode.vocabulary);

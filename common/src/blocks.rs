@@ -1,20 +1,20 @@
-//! Block tables: which blocks of the key-value cache hold the rows of a sequence.
+//! Block tables: which blocks of the KV cache hold the rows of a sequence.
 //!
-//! Whoever runs sequences on a cluster hands out blocks, the same on all devices, and tells the devices with
-//! each sequence that begins. What a device does with a block it is told of does not depend on which it is, so
-//! that sequences may share blocks, and a table may name them in any order.
+//! The scheduler of a cluster hands out blocks, the same on all devices, and sends the table of each sequence that
+//! begins to the devices. What a device does with a block does not depend on its number, so that sequences may share
+//! blocks, and a table may name them in any order.
 
 use crate::Cache;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The blocks of a key-value cache that are free, and the tables of the sequences that have the others.
+/// The free blocks of a KV cache, and the tables of the sequences that have the others.
 #[derive(Debug)]
 pub struct BlockTables {
-    /// The next to be handed out stands last.
+    /// The free blocks; the next to be handed out is the last of them.
     free: Vec<u32>,
     /// How many sequences have each block.
     users: Vec<u32>,
-    /// By the slot of the sequence.
+    /// The block table of each sequence, by the sequence's slot.
     tables: BTreeMap<u32, Arc<[u32]>>,
 }
 

@@ -5,74 +5,74 @@ use std::{fmt, str::FromStr};
 
 /// How the values of a weight matrix are stored, in a file or in memory.
 ///
-/// Those of few bits stand in blocks of neighbouring inputs of one output, as GGUF files have them.
+/// Formats of few bits keep values in blocks of neighbouring inputs of one output, as GGUF files have them.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum WeightFormat {
-    /// 32-bit float.
+    /// A 32-bit float for each value.
     #[default]
     F32,
-    /// IEEE 16-bit float.
+    /// An IEEE 16-bit float for each value.
     F16,
-    /// The upper half of a 32-bit float.
+    /// The upper half of a 32-bit float (bfloat16) for each value.
     Bf16,
-    /// 32 values of 8 bits and a scale.
+    /// Blocks of 32 values of 8 bits and a scale.
     #[serde(rename = "q8_0")]
     Q8_0,
-    /// 32 values of 4 bits and a scale.
+    /// Blocks of 32 values of 4 bits and a scale.
     #[serde(rename = "q4_0")]
     Q4_0,
-    /// 32 values of 4 bits, a scale and a minimum.
+    /// Blocks of 32 values of 4 bits, a scale and a minimum.
     #[serde(rename = "q4_1")]
     Q4_1,
-    /// 32 values of 5 bits and a scale.
+    /// Blocks of 32 values of 5 bits and a scale.
     #[serde(rename = "q5_0")]
     Q5_0,
-    /// 32 values of 5 bits, a scale and a minimum.
+    /// Blocks of 32 values of 5 bits, a scale and a minimum.
     #[serde(rename = "q5_1")]
     Q5_1,
-    /// 256 values of 4 bits; scales and minima of 32 have 6 bits.
+    /// Blocks of 256 values of 4 bits, with a scale and a minimum of 6 bits each for every 32 of them.
     #[serde(rename = "q4_k")]
     Q4K,
-    /// 256 values of 5 bits; scales and minima of 32 have 6 bits.
+    /// Blocks of 256 values of 5 bits, with a scale and a minimum of 6 bits each for every 32 of them.
     #[serde(rename = "q5_k")]
     Q5K,
-    /// 256 values of 6 bits; scales of 16 have 8 bits.
+    /// Blocks of 256 values of 6 bits, with a scale of 8 bits for every 16 of them.
     #[serde(rename = "q6_k")]
     Q6K,
-    /// 32 values out of 16 that are not evenly apart, and a scale.
+    /// Blocks of 32 values out of 16 that are not evenly spaced, and a scale.
     Iq4Nl,
-    /// 256 values out of 16 that are not evenly apart; scales of 32 have 6 bits.
+    /// Blocks of 256 values out of 16 that are not evenly spaced, with a scale of 6 bits for every 32 of them.
     Iq4Xs,
-    /// 32 floats of 4 bits, and an exponent.
+    /// Blocks of 32 floats of 4 bits, and a shared exponent.
     Mxfp4,
 }
 
-/// How the values of a matrix stand in blocks.
+/// How the values of a matrix are stored in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WeightBlock {
     /// Neighbouring inputs of one output in a block.
     pub values: u32,
     /// Bytes of a block in a file.
     pub bytes: u32,
-    /// Bits of a value, without what it shares with others.
+    /// Bits of a value, without the scales and minima that it shares with others.
     pub bits: u32,
     /// Bytes of the scales and minima of a block as devices hold it.
     pub scales: u32,
 }
 
 impl WeightBlock {
-    /// Inputs that kernels take at a time, and between two of which a matrix may be cut.
+    /// Inputs that kernels take at a time; a matrix may be cut between any two such groups.
     pub const GROUP: u32 = 32;
 
-    /// Groups of so many inputs.
+    /// The number of groups that hold so many inputs.
     pub const fn groups(inputs: u64) -> u64 {
         inputs.div_ceil(Self::GROUP as u64)
     }
 
-    /// Blocks in which so many neighbouring inputs can lie, wherever they begin.
+    /// The most blocks over which so many neighbouring inputs can lie, wherever they begin.
     pub const fn most(self, inputs: u64) -> u64 {
         let groups = (self.values / Self::GROUP) as u64;
         match Self::groups(inputs) {
@@ -83,7 +83,7 @@ impl WeightBlock {
 }
 
 impl WeightFormat {
-    /// All of them.
+    /// All weight formats, in the order of their declaration.
     pub const ALL: [Self; 14] = [
         Self::F32,
         Self::F16,
@@ -100,12 +100,12 @@ impl WeightFormat {
         Self::Iq4Xs,
         Self::Mxfp4,
     ];
-    /// Those whose values stand by themselves.
+    /// The formats that store each value by itself, without blocks.
     pub const FLOATS: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
     /// Outputs of a panel. Devices hold a matrix in panels, and fill up the last one.
     pub const PANEL: u32 = 16;
 
-    /// How its values stand in blocks; none where each stands by itself.
+    /// How the values are stored in blocks; none where each is stored by itself.
     pub const fn block(self) -> Option<WeightBlock> {
         let (values, bytes, bits, scales) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
@@ -123,7 +123,7 @@ impl WeightFormat {
         Some(WeightBlock { values, bytes, bits, scales })
     }
 
-    /// Bits of a value that stands by itself, or in a block without what it shares with others.
+    /// Bits of a value that is stored by itself, or in a block without the scales and minima that it shares.
     const fn bits(self) -> u32 {
         match self {
             Self::F32 => 32,

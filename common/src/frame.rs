@@ -5,7 +5,7 @@
 //! ```text
 //! 0  4   magic "GLXT"
 //! 4  1   version
-//! 5  1   wire type: 0 f32, 1 f16
+//! 5  1   wire type: 0 f32, 1 f16, 2 q8
 //! 6  2   tile
 //! 8  4   transfer: which edge of the program this is
 //! 12 4   payload bytes
@@ -25,24 +25,24 @@ pub const MAX_PAYLOAD_BYTES: u32 = 1 << 30;
 const MAGIC: [u8; 4] = *b"GLXT";
 const VERSION: u8 = 1;
 
-/// What stands before a tile.
+/// The header that precedes a tile on a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
-    /// Epoch of the plan.
+    /// The epoch of the plan.
     pub epoch: Epoch,
-    /// Which program of the epoch.
+    /// The program of the epoch that the tile belongs to.
     pub sequence: SequenceNumber,
-    /// Which transfer of the program; the same on both ends.
+    /// The transfer of the program; the same on both ends.
     pub transfer: u32,
-    /// Which tile of the collective; for people who read traces.
+    /// The tile's number in its collective; for people who read traces.
     pub tile: u16,
-    /// How values are written.
+    /// The number type of the values.
     pub wire: WireType,
-    /// Length of what follows.
+    /// Bytes of the tile that follows.
     pub payload: u32,
 }
 
-/// Bytes that are no frame.
+/// Why bytes are no frame header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Fewer bytes than a header has.
@@ -51,22 +51,22 @@ pub enum FrameError {
         /// Bytes that are there.
         have: usize,
     },
-    /// Not ours.
+    /// The bytes do not begin as a frame of Galaxy does.
     #[error("the peer does not speak Galaxy's ring protocol")]
     Magic,
-    /// A version that we do not know.
+    /// A frame version that this build does not know.
     #[error("the peer sends frames of version {version}; this build knows version {VERSION}")]
     Version {
-        /// Theirs.
+        /// The version in the peer's header.
         version: u8,
     },
-    /// A wire type that we do not know.
+    /// A wire type that this build does not know.
     #[error("wire type {code} is unknown")]
     Wire {
-        /// Theirs.
+        /// The code in the peer's header.
         code: u8,
     },
-    /// A payload beyond any limit.
+    /// A payload above [`MAX_PAYLOAD_BYTES`].
     #[error("a payload of {bytes} bytes is above the limit of {MAX_PAYLOAD_BYTES}")]
     TooLong {
         /// Its length by the header.
@@ -75,7 +75,7 @@ pub enum FrameError {
 }
 
 impl FrameHeader {
-    /// Writes the header.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[0..4].copy_from_slice(&MAGIC);

@@ -1,5 +1,5 @@
-//! Texts that go on: what is asked of one, what devices are told of it, and the tokens that come of it. These types
-//! are all that there is of a text between two wires: whoever passes it on passes them on.
+//! Text generation: what a client asks for, what devices get of each sequence, and the tokens that are generated.
+//! These types are the only form of a sequence between two wires: whoever forwards a sequence forwards them.
 
 use crate::{
     plan::Phase,
@@ -8,12 +8,12 @@ use crate::{
 use serde::Serialize;
 use std::sync::Arc;
 
-/// What goes on.
+/// The prompt of a sequence.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Prompt {
-    /// A text.
+    /// A text, which the coordinator tokenises.
     Text(String),
-    /// Its tokens. For models without a tokenizer too.
+    /// Token ids; also for models without a tokenizer.
     Ids(Vec<u32>),
 }
 
@@ -28,25 +28,25 @@ impl From<Vec<u32>> for Prompt {
     }
 }
 
-/// How it goes on.
+/// How a sequence is generated.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GenerateOptions {
-    /// Most tokens that are made; 0: as many as the defaults say, or as there is room for.
+    /// The most tokens to generate; 0: as many as the defaults say, or as there is room for.
     pub max_tokens: u32,
     /// How tokens are chosen. The same seed gives the same text; without one it is another each time.
     pub sampling: SamplingParams,
-    /// The text ends before any of these.
+    /// Strings before the first of which the text ends.
     pub stop: Vec<String>,
-    /// Whether it goes on behind a token that ends texts.
+    /// Whether generation goes on after an end-of-text token.
     pub ignore_end: bool,
-    /// Which of its client's sequences come first where not all can: those with the lower number, and each ten seconds
-    /// that one has waited make its number one less. Clients take turns whatever theirs say.
+    /// Which of its client's sequences come first where not all can: those with the lower number, and each ten
+    /// seconds of waiting lower a sequence's number by one. Clients take turns whatever theirs say.
     pub priority: i32,
-    /// Tokens that were generated behind the prompt already: it goes on behind them. They count as generated, and
-    /// are not told again.
+    /// Tokens that were generated after the prompt already: generation continues after them. They count as generated,
+    /// and are not sent again.
     pub generated: Vec<u32>,
-    /// What is left open is as the model's `generation_config.json` says, and as this where that says nothing.
-    /// Without it, the likeliest token is taken and nothing of that file holds but the tokens that end texts.
+    /// What the request leaves open is as the model's `generation_config.json` says, and as this where that says
+    /// nothing. Without it, the likeliest token is taken and nothing of that file holds but the end-of-text tokens.
     pub fallback: Option<Fallback>,
 }
 
@@ -77,31 +77,31 @@ impl GenerateOptions {
     }
 }
 
-/// A token that was made.
+/// A generated token.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GeneratedToken {
-    /// Its id.
+    /// The token's id in the vocabulary.
     pub token: u32,
-    /// Its log-probability, before anything is done to logits.
+    /// Its log-probability, before penalties, biases and temperature.
     pub logprob: f32,
-    /// The likeliest tokens with theirs, as many as `logprobs` says.
+    /// The likeliest tokens with their log-probabilities, as many as `logprobs` asks for.
     pub top: Vec<(u32, f32)>,
-    /// What it adds to the text, as far as that is sure.
+    /// The text that the token adds, as far as that is certain.
     pub text: String,
 }
 
-/// A text that goes on in its slot, as every device is told of it.
+/// A sequence in its slot, as every device gets it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Text {
-    /// Where its keys and values are kept.
+pub struct Sequence {
+    /// The slot of the KV cache in which its keys and values are stored.
     pub slot: u32,
-    /// Rows that it may have in the end.
+    /// The most rows that it may have in the end.
     pub rows: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// Its tokens so far. May be left out: then penalties see none of them, and nothing is drafted from them.
     pub tokens: Vec<u32>,
-    /// How many of them were asked with; the others were chosen.
+    /// How many of the tokens are the prompt; the others were generated.
     pub prompt: usize,
 }
 
@@ -111,18 +111,18 @@ pub struct Text {
 pub struct Burst {
     /// Whether the programs are those that are lowered for many rows, or for one row of each sequence.
     pub phase: Phase,
-    /// What each sequence is to get of which a token is wanted, in the order of the batch.
+    /// What each sequence of which a token is wanted is to get, in the order of the batch.
     pub goals: Vec<TokenGoal>,
-    /// How many steps it has, at most: a sequence gets a token of each, and more where drafts are right.
+    /// The most steps: a sequence gets a token of each, and more where drafts are right.
     pub steps: u32,
-    /// What one more row takes of the time of a step, where drafts may be verified.
+    /// The share of a step's time that one more row takes, where drafts may be verified.
     pub row_cost: Option<f32>,
 }
 
 /// The tokens that one sequence gets in a burst.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenGoal {
-    /// How many; more than one only from single rows.
+    /// The most tokens to generate; more than one only from single rows.
     pub count: u32,
     /// Tokens that end the sequence: none is generated behind one of these.
     pub stop: Arc<[u32]>,

@@ -20,7 +20,7 @@ pub struct DeviceName(String);
     "{name:?} is not a name: use 1 to {MAX_NAME_BYTES} lower-case letters, digits and '-', and no '-' at either end"
 )]
 pub struct NameError {
-    /// What was given.
+    /// The name that was given.
     pub name: String,
 }
 
@@ -88,7 +88,7 @@ number!(
     SequenceNumber(u64)
 );
 number!(
-    /// What a client calls its request by, for `galaxy trace`.
+    /// The number by which a client names its request, for `galaxy trace`.
     RequestId(u64)
 );
 number!(
@@ -115,7 +115,7 @@ impl SequenceNumber {
     }
 }
 impl Rank {
-    /// As an index into the ring.
+    /// The rank as an index into the ring.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }

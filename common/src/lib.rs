@@ -28,7 +28,7 @@ pub use assignment::{Assignment, BlockAssignment, DevicePlan};
 pub use blocks::BlockTables;
 pub use format::{UnknownFormat, WeightBlock, WeightFormat};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, MAX_PAYLOAD_BYTES};
-pub use generate::{Burst, GenerateOptions, GeneratedToken, Prompt, Text, TokenGoal};
+pub use generate::{Burst, GenerateOptions, GeneratedToken, Prompt, Sequence, TokenGoal};
 pub use ids::{DeviceName, Epoch, NameError, Rank, RequestId, SequenceNumber};
 pub use plan::{
     Activations, Cache, CacheType, Exchange, Layout, LinkType, Mode, Modes, Plan, PlanError,
@@ -39,8 +39,8 @@ pub use profile::{
 };
 pub use rate::{LinkRate, RateError};
 pub use sampling::{Fallback, Sampling, SamplingError, SamplingParams};
-pub use shape::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted};
+pub use shape::{BatchShape, CandidateCount, Pooling, Segment, ShapeError, Wanted};
 pub use span::{Column, Head, Layer, Piece, Row, Share, Span, Token, Unit};
 pub use spread::Spread;
-pub use streaming::{MAX_AGENTS, PIECE_ALIGNMENT, Reading, Room, Streaming};
+pub use streaming::{MAX_LOADERS, PIECE_ALIGNMENT, Reading, Room, Streaming};
 pub use units::{Bytes, UnitError};

@@ -10,13 +10,13 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
-/// How work is cut over devices.
+/// How work is split over devices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
-    /// Whatever is predicted fastest.
+    /// The strategy whose plan is predicted fastest.
     Auto,
-    /// One device does everything.
+    /// One device computes everything.
     Local,
     /// Tensor parallel blocks, an AllReduce after each, connective blocks replicated.
     Megatron,
@@ -26,12 +26,12 @@ pub enum Strategy {
     /// Rows are split everywhere, keys and values are gathered, every device holds all weights
     /// (the baseline SP of Galaxy, §IV-A).
     Sequence,
-    /// Runs of layers, one behind another.
+    /// Each device has a run of layers, one behind another.
     Pipeline,
 }
 
 impl Strategy {
-    /// All.
+    /// All strategies, in the order of their declaration.
     pub const ALL: [Self; 6] =
         [Self::Auto, Self::Local, Self::Megatron, Self::Galaxy, Self::Sequence, Self::Pipeline];
 
@@ -50,13 +50,13 @@ impl Strategy {
     }
 }
 
-/// How devices share the layers: what a plan is lowered by, whichever strategy made it.
+/// How devices share the layers: what a plan is lowered by, whichever strategy chose it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
     /// Every device owns a run of rows between blocks; each block is cut as its [`Mode`] says.
     Ring,
-    /// Every device has all rows; sums are made by AllReduce.
+    /// Every device has all rows; partial sums are added by AllReduce.
     Replicated,
     /// Every device has all rows of a run of layers, in ring order. The last one owns the rows
     /// after the last layer, and so has the only row weight.
@@ -77,22 +77,22 @@ pub enum Mode {
 /// How the blocks of some layers are cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Modes {
-    /// Of these layers,
+    /// The run of layers that this entry is about.
     pub layers: Span<Layer>,
-    /// attention,
+    /// How the attention blocks of these layers are cut.
     pub attention: Mode,
-    /// and the MLP.
+    /// How the MLP blocks of these layers are cut.
     pub mlp: Mode,
 }
 
 impl Modes {
-    /// All blocks of so many layers cut alike.
+    /// The modes of a model of so many layers whose blocks are all cut alike.
     pub fn uniform(layers: u32, mode: Mode) -> Vec<Self> {
         vec![Self { layers: Span::first(layers), attention: mode, mlp: mode }]
     }
 }
 
-/// How tiles of collectives find their way.
+/// The route that tiles of collectives take.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Exchange {
@@ -102,11 +102,11 @@ pub enum Exchange {
     Direct,
 }
 
-/// What links are made of.
+/// The transport of links.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkType {
-    /// TCP with TLS.
+    /// TCP, encrypted with TLS.
     Tls,
     /// TCP alone: for isolated networks, and for measuring.
     Plain,
@@ -115,11 +115,11 @@ pub enum LinkType {
 }
 
 impl LinkType {
-    /// All of them, the one to prefer where nothing is measured first.
+    /// All transports, in order of preference where nothing is measured.
     pub const ALL: [Self; 3] = [Self::Tls, Self::Quic, Self::Plain];
 }
 
-/// How activations travel.
+/// The number type of activations on links.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireType {
@@ -132,10 +132,10 @@ pub enum WireType {
 }
 
 impl WireType {
-    /// Values of a row that share a scale, where they have one. The last ones of a row may be fewer.
+    /// Values of a row that share a scale, where they have one. The last group of a row may be smaller.
     pub const GROUP: u64 = CacheType::GROUP as u64;
 
-    /// Bytes of a row of so many values: scales stand before them, and rows begin at multiples of four bytes.
+    /// Bytes of a row of so many values: scales precede them, and rows begin at multiples of four bytes.
     pub const fn row(self, values: u64) -> u64 {
         match self {
             Self::F32 => 4 * values,
@@ -144,7 +144,7 @@ impl WireType {
         }
     }
 
-    /// Values of a row that has at least so many bytes.
+    /// The number of values of a row that has at least so many bytes.
     pub const fn values(self, bytes: u64) -> u64 {
         match self {
             Self::F32 => bytes.div_ceil(4),
@@ -153,7 +153,7 @@ impl WireType {
         }
     }
 
-    /// At multiples of how many bytes rows must begin.
+    /// Bytes at whose multiples rows must begin.
     pub const fn alignment(self) -> usize {
         match self {
             Self::F32 | Self::Q8 => 4,
@@ -162,20 +162,21 @@ impl WireType {
     }
 }
 
-/// To what devices round the rows that they multiply with weights in blocks of few bits, 32 values at a time.
+/// The values to which devices round the rows that they multiply with weights in blocks of few bits, 32 values at a
+/// time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
-    /// 16 bits.
+    /// Rows are rounded to 16 bits.
     #[default]
     A16,
-    /// 8 bits: half as many products, and an error that is 257 times as large.
+    /// Rows are rounded to 8 bits: half as many products, and an error that is 257 times as large.
     A8,
-    /// They stay f32, exact: weights in blocks are held as f32 too.
+    /// Rows stay f32, exact: weights in blocks are held as f32 too.
     F32,
 }
 
-/// How keys and values are kept.
+/// The number type of keys and values in the KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheType {
@@ -188,10 +189,10 @@ pub enum CacheType {
 }
 
 impl CacheType {
-    /// Columns of a head that share a scale, where there are some. The last ones may be fewer.
+    /// Columns of a head that share a scale, where there are scales. The last group may be smaller.
     pub const GROUP: u32 = 32;
 
-    /// Scales of so many columns of a head in a row.
+    /// The number of scales of so many columns of a head in a row.
     pub const fn scales(self, columns: u32) -> u32 {
         match self {
             Self::F32 | Self::F16 => 0,
@@ -199,7 +200,7 @@ impl CacheType {
         }
     }
 
-    /// Bytes of so many columns of a head in a row.
+    /// Bytes of so many columns of a head in a row, scales included.
     pub const fn bytes(self, columns: u32) -> u64 {
         let each = match self {
             Self::F32 => 4,
@@ -210,27 +211,27 @@ impl CacheType {
     }
 }
 
-/// Keys and values that devices keep between programs.
+/// The KV cache of a plan: keys and values that devices hold between programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Cache {
-    /// Rows of all texts together; 0: nothing is kept.
+    /// Rows of all sequences together; 0 for no cache.
     pub rows: u32,
-    /// How values are held.
+    /// The number type of the values.
     pub values: CacheType,
 }
 
 impl Cache {
-    /// Rows that a cache hands out together. Kernels take as many, or a part of them.
+    /// Rows of a KV block, the unit in which the cache is handed out. Kernels take as many, or a part of them.
     pub const BLOCK: u32 = 192;
-    /// No cache.
+    /// A cache without rows.
     pub const NONE: Self = Self { rows: 0, values: CacheType::F32 };
 
-    /// Whole blocks that it has.
+    /// The number of whole blocks that it has.
     pub fn blocks(self) -> u32 {
         self.rows / Self::BLOCK
     }
 
-    /// Rows that are taken for a text of `rows`.
+    /// Rows that are taken for a sequence of `rows`: whole blocks.
     pub fn taken(rows: u32) -> u32 {
         rows.div_ceil(Self::BLOCK).saturating_mul(Self::BLOCK)
     }
@@ -264,58 +265,58 @@ named!(Activations, "type of activations", "a16" => Activations::A16, "a8" => Ac
 named!(CacheType, "type of a cache", "f32" => CacheType::F32, "f16" => CacheType::F16, "q8" => CacheType::Q8);
 named!(WireType, "wire type", "f32" => WireType::F32, "f16" => WireType::F16, "q8" => WireType::Q8);
 
-/// A plan: made once for a model, a cluster and a workload; small, serialisable, deterministic.
+/// A plan: computed once for a model, a cluster and a workload; small, serialisable, deterministic.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Name of the model's directory.
     pub model: String,
     /// Digest of what the model is; see `galaxy_model`.
     pub fingerprint: String,
-    /// Which strategy made it.
+    /// The strategy that the plan follows.
     pub strategy: Strategy,
     /// How devices share the layers.
     pub layout: Layout,
-    /// How blocks are cut, by runs of layers, in order, together all layers. Other layouts than
-    /// [`Layout::Ring`] cut no rows: all is [`Mode::Tensor`].
+    /// How blocks are cut, by runs of layers, in order, together all layers. Other layouts than [`Layout::Ring`] cut
+    /// no rows: all is [`Mode::Tensor`].
     pub modes: Vec<Modes>,
-    /// How tiles find their way.
+    /// The route that tiles take.
     pub exchange: Exchange,
-    /// What links are made of.
+    /// The transport of links.
     pub link: LinkType,
-    /// How activations travel.
+    /// The number type of activations on links.
     pub wire: WireType,
-    /// To what rows are rounded that are multiplied with weights in blocks.
+    /// The values to which rows are rounded that are multiplied with weights in blocks.
     pub activations: Activations,
-    /// Into how many tiles each device's rows are cut, 1 to [`MAX_TILES`]. 1 means that
-    /// communication does not overlap with compute.
+    /// The number of tiles into which each device's rows are cut, 1 to [`MAX_TILES`]. 1 means that communication does
+    /// not overlap with compute.
     pub tiles: u16,
-    /// Most rows of one program; budgets hold for it.
+    /// The most rows of one program; budgets hold for it.
     pub max_rows: u32,
-    /// What is kept of the rows of texts that go on; budgets hold for it.
+    /// The KV cache for generation; budgets hold for it.
     pub cache: Cache,
     /// Devices in ring order.
     pub ring: Vec<DevicePlan>,
 }
 
-/// More tiles than this cost more than any overlap gives back.
+/// The most tiles of a device's rows: more cost more than any overlap gives back.
 pub const MAX_TILES: u16 = 64;
-/// More devices than this no ring on one network carries.
+/// The most devices of a ring: no ring on one network carries more.
 pub const MAX_DEVICES: usize = 128;
 
-/// What a plan must cover; taken from the model.
+/// The size of the model that a plan must cover.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Layers.
+    /// The number of layers.
     pub layers: u32,
     /// Query heads of a layer.
     pub heads: u32,
-    /// Inner width of the MLP.
+    /// The intermediate size: columns of the MLP.
     pub columns: u32,
     /// Entries of the vocabulary that have logits; 0 without a language-model head.
     pub vocabulary: u32,
 }
 
-/// A plan that is none.
+/// Why a plan is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// No devices, or absurdly many.
@@ -327,27 +328,27 @@ pub enum PlanError {
     /// A name stands twice in the ring.
     #[error("device {name} stands twice in the ring")]
     Twice {
-        /// Whose.
+        /// The device that is named twice.
         name: DeviceName,
     },
     /// Weights that cannot come from disk in this way.
     #[error("device {name} cannot read its weights from disk as planned: {why}")]
     Streaming {
-        /// Whose.
+        /// The device with these weights.
         name: DeviceName,
-        /// What is wrong.
+        /// What is wrong, for people.
         why: &'static str,
     },
     /// A tile count out of range.
     #[error("tiles must be 1 to {MAX_TILES}, not {tiles}")]
     Tiles {
-        /// The count.
+        /// The tile count of the plan.
         tiles: u16,
     },
-    /// A bound on rows that is none, or beyond what any program may have.
+    /// A `max_rows` of zero, or beyond what any program may have.
     #[error("max_rows must be 1 to {MAX_ROWS}, not {rows}")]
     Rows {
-        /// The bound.
+        /// The plan's `max_rows`.
         rows: u32,
     },
     /// Nobody has rows, so nobody can own a result.
@@ -358,9 +359,9 @@ pub enum PlanError {
         "{what} of layer {layer} are not covered exactly once: {at} is where the parts of the devices part"
     )]
     Cover {
-        /// What is split.
+        /// What is split: heads, columns or tokens.
         what: &'static str,
-        /// Where; 0 for what no layer has.
+        /// The layer; 0 for the vocabulary, which belongs to no layer.
         layer: u32,
         /// The first index that is left out or taken twice.
         at: u32,
@@ -368,51 +369,51 @@ pub enum PlanError {
     /// Runs of layers that are out of order or meet, or parts of what the model does not have.
     #[error("the blocks of device {name} from layer {layer} on are not those of a plan: {why}")]
     Blocks {
-        /// Whose.
+        /// The device with these blocks.
         name: DeviceName,
-        /// Where.
+        /// The layer from which on they are wrong.
         layer: u32,
-        /// What is wrong.
+        /// What is wrong, for people.
         why: &'static str,
     },
     /// Modes that leave layers out, or cut rows where the layout has none to cut.
     #[error("the modes of layer {layer} are not those of a plan: {why}")]
     Modes {
-        /// Where.
+        /// The first layer that is wrong.
         layer: u32,
-        /// What is wrong.
+        /// What is wrong, for people.
         why: &'static str,
     },
-    /// A device that cannot do its rows of a block.
+    /// A device that does not hold all of a block of which it computes whole rows.
     #[error(
         "device {name} owns rows of layer {layer}, which is cut by rows, and does not hold all {what}"
     )]
     Partial {
-        /// Whose.
+        /// The device that owns the rows.
         name: DeviceName,
-        /// Where.
+        /// The layer of the block.
         layer: u32,
-        /// Heads or columns.
+        /// What it does not hold all of: heads or columns.
         what: &'static str,
     },
-    /// A layer that is no part of one stage.
+    /// A layer that does not belong whole to one stage.
     #[error("layer {layer} does not stand whole on one device, in ring order")]
     Stage {
-        /// Which.
+        /// The layer, by its number.
         layer: u32,
     },
-    /// Rows where no last layer stands.
+    /// Rows after the last layer on a device that does not have that layer.
     #[error(
         "device {name} owns rows after the last layer, which stands on another device: in the layout stages only the last stage has a row weight"
     )]
     Last {
-        /// Whose.
+        /// The device that owns the rows.
         name: DeviceName,
     },
     /// More than one device where the strategy takes one.
     #[error("strategy local takes one device, and the plan has {devices}")]
     Local {
-        /// How many there are.
+        /// The number of devices in the plan.
         devices: usize,
     },
 }
@@ -524,7 +525,7 @@ impl Plan {
         Ok(())
     }
 
-    /// How the blocks of a layer are cut.
+    /// How the blocks of a layer are cut; none for a layer that the modes leave out.
     pub fn modes(&self, layer: u32) -> Option<Modes> {
         self.modes.iter().copied().find(|m| m.layers.has(layer))
     }

@@ -1,4 +1,4 @@
-//! Texts from elsewhere, as they may be shown.
+//! Makes text from elsewhere safe to show.
 //!
 //! A device, a server or a model's file may send anything: codes that move the cursor, change the title of a
 //! window or answer for the person before it, letters that turn the direction of a line, a line break that
@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-/// Whether a character does something else than to be shown.
+/// Whether a character does anything but show itself.
 fn acts(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
@@ -18,7 +18,7 @@ fn acts(letter: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// A text on one line of at most so many characters; where there are more, a word says so.
+/// A text on one line of at most so many characters; where more are left, a note says how many bytes.
 pub fn line(text: &str, most: usize) -> String {
     let mut out = String::new();
     let mut letters = text.chars();
@@ -35,7 +35,7 @@ pub fn line(text: &str, most: usize) -> String {
     out
 }
 
-/// A text of several lines, with tabs.
+/// A text of several lines, in which tabs stay.
 pub fn lines(text: &str) -> Cow<'_, str> {
     let bad = |letter: char| acts(letter) && letter != '\n' && letter != '\t';
     if !text.contains(bad) {

@@ -3,7 +3,7 @@
 //! Whoever may write into such a folder chooses whom this process trusts and what it computes with; whoever
 //! may read a key is its holder. So a [`Folder`] is opened once, and its files through it: none is a symbolic
 //! link, each belongs to the user of this process or to root, none may be written by others, and a secret
-//! not be read by them. The path of a folder itself may lead over links: who names it means what is there.
+//! not be read by them. The path of a folder itself may lead over links: whoever names it means the folder there.
 
 use crate::replace::{PUBLIC, SECRET};
 use rustix::{
@@ -18,11 +18,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the owner of a folder may do, and nobody else.
+/// The mode of a private folder: everything for its owner, nothing for others.
 const FOLDER: u32 = 0o700;
-/// What others than the owner may do.
+/// The mode bits for others than the owner.
 const OTHERS: u32 = 0o077;
-/// Where others may write.
+/// The mode bits by which others may write.
 const WRITABLE: u32 = 0o022;
 
 /// Why a private folder or file is not used.
@@ -31,29 +31,29 @@ pub enum PrivateError {
     /// It cannot be opened, read or written.
     #[error("cannot use {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file or folder that was tried.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// It is there, and must not be replaced.
     #[error("{} exists already: keep it, or choose another directory", path.display())]
     Exists {
-        /// Which.
+        /// The file that exists.
         path: PathBuf,
     },
     /// It is a symbolic link.
     #[error("{} is a symbolic link, and none is followed here: put what it leads to in its place", path.display())]
     Link {
-        /// Which.
+        /// The path of the link.
         path: PathBuf,
     },
     /// It is something else than it should be.
     #[error("{} is not a {wanted}: move it away", path.display())]
     Kind {
-        /// Which.
+        /// The path that was opened.
         path: PathBuf,
-        /// What it should be.
+        /// What it should be: a file or a directory.
         wanted: &'static str,
     },
     /// It belongs to somebody else.
@@ -62,11 +62,11 @@ pub enum PrivateError {
          `chown {user} {}`", path.display(), path.display()
     )]
     Owner {
-        /// Which.
+        /// The file or folder that was refused.
         path: PathBuf,
-        /// Whose it is.
+        /// The user id of its owner.
         owner: u32,
-        /// Who we are.
+        /// The user id of this process.
         user: u32,
     },
     /// Others may do with it what only its owner may.
@@ -75,27 +75,27 @@ pub enum PrivateError {
         path.display(), path.display()
     )]
     Open {
-        /// Which.
+        /// The file or folder that is open to others.
         path: PathBuf,
-        /// What they may do.
+        /// What others may do with it, for the message.
         may: &'static str,
-        /// What it is open to.
+        /// The mode of the file or folder.
         mode: u32,
-        /// What it should be open to.
+        /// The widest mode that it may have.
         wanted: u32,
     },
     /// It has more bytes than anything of its kind.
     #[error("{} has more than {most} bytes: it is something else", path.display())]
     Long {
-        /// Which.
+        /// The file that is too long.
         path: PathBuf,
-        /// As many as are read.
+        /// The most bytes that are read.
         most: u64,
     },
 }
 
 impl PrivateError {
-    /// Whether it is that nothing of that name is there.
+    /// Whether the error is that nothing of that name exists.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -120,7 +120,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder that is there.
+    /// Opens a folder that exists.
     ///
     /// # Errors
     /// When it is not there, is no folder, belongs to somebody else or is open to others.
@@ -128,8 +128,8 @@ impl Folder {
         Self::named(path, false)
     }
 
-    /// Opens a folder that is there and known to be used for nothing else. If it is open to others it is
-    /// closed, and [`Folder::was_open`] says so.
+    /// Opens a folder that exists and is known to be used for nothing else. If it is open to others it is closed, and
+    /// [`Folder::was_open`] says so.
     ///
     /// # Errors
     /// When it is not there, is no folder, belongs to somebody else or cannot be closed.
@@ -143,10 +143,10 @@ impl Folder {
         Self::checked(path.to_owned(), handle, mend)
     }
 
-    /// Opens a folder, and makes it, and those above it that are not there, for its owner only.
+    /// Opens a folder for its owner only; creates it, and those above it, if they do not exist.
     ///
     /// # Errors
-    /// As [`Folder::open`], or when it cannot be made.
+    /// As [`Folder::open`], or when it cannot be created.
     pub fn make(path: &Path) -> Result<Self, PrivateError> {
         let made = DirBuilder::new().recursive(true).mode(FOLDER).create(path);
         match made {
@@ -168,10 +168,10 @@ impl Folder {
         Self::checked(self.path.join(name), handle, true)
     }
 
-    /// Opens a folder in this one, and makes it if it is not there. If it is open to others it is closed.
+    /// Opens a folder in this one, and creates it if it does not exist. If it is open to others it is closed.
     ///
     /// # Errors
-    /// As [`Folder::inside`], and when it cannot be made.
+    /// As [`Folder::inside`], and when it cannot be created.
     pub fn folder(&self, name: &str) -> Result<Self, PrivateError> {
         match mkdirat(&self.handle, name, Mode::from_raw_mode(FOLDER)) {
             Ok(()) | Err(Errno::EXIST) => self.inside(name),
@@ -214,7 +214,7 @@ impl Folder {
         Ok(Self { path, handle, closed })
     }
 
-    /// Where it is.
+    /// The path by which the folder was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -266,8 +266,8 @@ impl Folder {
         file.write_all(bytes).map_err(|source| PrivateError::File { path: path(), source })
     }
 
-    /// Opens a file to read and to write, and makes it for its owner only if it is not there. One that is
-    /// there may be read by others, and not be written by them.
+    /// Opens a file to read and to write, and creates it for its owner only if it does not exist. An existing file
+    /// may be readable by others, but not writable.
     ///
     /// # Errors
     /// When it is a link, belongs to somebody else, or others may write it.
@@ -277,7 +277,7 @@ impl Folder {
         fitting(file, &self.path.join(name), PUBLIC)
     }
 
-    /// Opens a file whose mode is at most this.
+    /// Opens a file whose mode is at most `most`.
     fn opened(&self, name: &str, flags: OFlags, most: u32) -> Result<File, PrivateError> {
         let file = openat(&self.handle, name, flags | quiet(), Mode::from_raw_mode(most));
         fitting(file, &self.path.join(name), most)
@@ -293,7 +293,7 @@ pub fn read_secret(path: &Path, most: u64) -> Result<Vec<u8>, PrivateError> {
     contents(fitting(file, path, SECRET)?, path.to_owned(), most)
 }
 
-/// A file that was opened, whose mode is at most this.
+/// Checks that an opened file has at most this mode.
 fn fitting(opened: Result<OwnedFd, Errno>, path: &Path, most: u32) -> Result<File, PrivateError> {
     let file = File::from(opened.map_err(|error| failed(path.to_owned(), error))?);
     About::of(&file, path)?.fits(path, most)?;
@@ -322,7 +322,7 @@ fn failed(path: PathBuf, error: Errno) -> PrivateError {
     }
 }
 
-/// What the system says of an open file or folder, and of us.
+/// What the system says about an open file or folder, and about this process.
 struct About {
     kind: FileType,
     mode: u32,
@@ -343,7 +343,7 @@ impl About {
         })
     }
 
-    /// Refuses what belongs to another user than ours and root.
+    /// Refuses what belongs neither to the user of this process nor to root.
     fn belongs(&self, path: &Path) -> Result<(), PrivateError> {
         let Self { owner, user, .. } = *self;
         match owner == user || owner == 0 {
@@ -352,8 +352,7 @@ impl About {
         }
     }
 
-    /// Refuses a file that is none, belongs to somebody else, or that others may do more with than `wanted`
-    /// says.
+    /// Refuses what is not a file, belongs to somebody else, or lets others do more than `wanted` allows.
     fn fits(&self, path: &Path, wanted: u32) -> Result<(), PrivateError> {
         if self.kind != FileType::RegularFile {
             return Err(PrivateError::Kind { path: path.to_owned(), wanted: "file" });

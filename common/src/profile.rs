@@ -10,30 +10,30 @@ use std::fmt;
 /// Grows whenever kernels or what is measured of them change so much that old profiles mislead.
 pub const PROFILE_VERSION: u32 = 2;
 
-/// Nanoseconds that nothing of a profile takes, and bounds of links beside it: with them sums of
-/// times stay far below what 64 bits count.
+/// Nanoseconds that no time of a profile reaches: below this bound, sums of times stay far below what 64 bits count.
 const LONGEST: f64 = 1e13;
-/// Bytes per second that every link carries.
+/// The slowest rate of a link that can be used, in bytes per second.
 const SLOWEST: f64 = 1e3;
-/// Nanoseconds that no byte costs a processor.
+/// Nanoseconds of a processor that no byte on a link costs.
 const COSTLIEST: f64 = 1e6;
-/// A link that is so many times as fast alone as beside others shares a medium with them: more than
-/// what two measurements of one link differ by.
+/// A link that is more than so many times as fast alone as beside others shares a medium with them: more than what two
+/// measurements of one link differ by.
 const SHARED: f64 = 1.25;
 
-/// What is measured of a device. Sizes of an operation are given in the order of the axes.
+/// A kind of operation that is measured on a device. Sizes of an operation are given in the order of the axes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kernel {
-    /// hidden -> queries, keys and values, rotation included; axes: rows, output columns.
+    /// The product of hidden states to queries, keys and values, rotation included; axes: rows, output columns.
     Qkv,
-    /// context -> hidden; axes: rows, input columns.
+    /// The product of attention's output to hidden states; axes: rows, input columns.
     AttentionOutput,
-    /// hidden -> inner columns, activation included; axes: rows, columns (of one of gate and up).
+    /// The product of hidden states to the intermediate columns, activation function included; axes: rows, columns
+    /// (of one of gate and up).
     Up,
-    /// inner columns -> hidden; axes: rows, columns.
+    /// The product of intermediate columns to hidden states; axes: rows, columns.
     Down,
-    /// hidden -> logits; axes: rows, columns of the slice.
+    /// The product of hidden states to logits; axes: rows, columns of the vocabulary slice.
     Language,
     /// Queries of some rows over keys and values of some rows, none of them masked; axes: query
     /// rows, key rows, heads. Causal attention costs what the pairs cost that are not masked.
@@ -53,12 +53,12 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Whether it is a product that devices share by what it reads: its second axis.
+    /// Whether it is a product that devices share by its inputs: its second axis.
     pub fn is_cut_by_inputs(self) -> bool {
         matches!(self, Self::AttentionOutput | Self::Down)
     }
 
-    /// All.
+    /// All kernels, in the order of their declaration.
     pub const ALL: [Self; 12] = [
         Self::Qkv,
         Self::AttentionOutput,
@@ -73,7 +73,7 @@ impl Kernel {
         Self::ExportAdd,
         Self::Import,
     ];
-    /// How many axes its table has.
+    /// The number of axes of its table.
     pub fn axes(self) -> usize {
         match self {
             Self::Attend => 3,
@@ -102,16 +102,16 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Points of a grid at most: measurements have some hundred.
+/// The most points of a grid: measurements have some hundred.
 const MOST_POINTS: usize = 1 << 14;
-/// Bytes of the words for an engine at most.
+/// The most bytes of an engine's name.
 const MOST_WORDS: usize = 128;
 
-/// Times of one kernel over a grid of sizes: linear between points; beyond the last point of an
-/// axis as between its last two, below the first in proportion to the size.
+/// Times of one kernel over a grid of sizes: linear between points; beyond the last point of an axis as between its
+/// last two, below the first in proportion to the size.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Table {
-    /// Of which kernel.
+    /// The kernel that was measured.
     pub kernel: Kernel,
     /// Sizes along each axis, growing.
     pub axes: Vec<Vec<u32>>,
@@ -172,102 +172,102 @@ impl Table {
 /// What a device was measured to do with models of one shape.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DeviceProfile {
-    /// [`PROFILE_VERSION`] of who measured.
+    /// The [`PROFILE_VERSION`] of the program that measured.
     pub version: u32,
-    /// Whose.
+    /// The device that was measured.
     pub device: DeviceName,
     /// The shape that it was measured for: equal for models of equal sizes and number types.
     pub shape: String,
-    /// Kernel threads.
+    /// The number of kernel threads.
     pub threads: u16,
-    /// Engine and instructions of the kernels, as "cpu avx512".
+    /// The engine, with the instructions of its kernels: "cpu avx512".
     pub engine: String,
-    /// When, in seconds of the Unix epoch.
+    /// The time of the measurement, in seconds of the Unix epoch.
     pub measured: u64,
     /// One table for each kernel that the shape has.
     pub tables: Vec<Table>,
-    /// Between two operations of the compute lane that depend on another lane, nanoseconds: waking
-    /// up, counting.
+    /// Nanoseconds between two operations of the compute lane of which the second waits for another lane: waking up,
+    /// counting.
     pub wake: f64,
     /// Bytes that the device grants, as it says itself; 0 for no limit of its own.
     pub memory: Bytes,
-    /// Bytes that its disk gives in a second, read directly; 0 where that was not measured.
+    /// Bytes per second that one reader gets from its disk, read directly; 0 where that was not measured.
     pub disk: f64,
-    /// The same of several readers together; 0 where that was not measured.
+    /// Bytes per second that several readers get together; 0 where that was not measured.
     pub disk_shared: f64,
 }
 
-/// What of a profile cannot be used.
+/// Why a profile cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ProfileError {
-    /// Of another version.
+    /// A profile of another version.
     #[error(
         "the profile of {device} is of version {found}, and this program uses {PROFILE_VERSION}: run `galaxy profile`"
     )]
     Version {
-        /// Whose.
+        /// The device whose profile it is.
         device: DeviceName,
-        /// What it is.
+        /// The version of the profile.
         found: u32,
     },
-    /// Of another shape of model.
+    /// A profile for another shape of model.
     #[error(
         "the profile of {device} is of models of shape {found}, and this one has {wanted}: run `galaxy profile`"
     )]
     Shape {
-        /// Whose.
+        /// The device whose profile it is.
         device: DeviceName,
-        /// What it is.
+        /// The shape of the profile.
         found: String,
-        /// What it should be.
+        /// The shape of the model.
         wanted: String,
     },
-    /// Values that no measurement gives.
+    /// A device's profile with values that no measurement gives.
     #[error(
         "the profile of {device}: {what} {why}: measure it again with `galaxy profile --fresh`"
     )]
     Device {
-        /// Whose.
+        /// The device whose profile it is.
         device: DeviceName,
-        /// What of it.
+        /// The part of the profile that is wrong.
         what: String,
-        /// What is wrong.
+        /// What is wrong with it, for people.
         why: &'static str,
     },
-    /// The same of a link.
+    /// A link's profile with a value that no measurement gives.
     #[error(
         "the profile of the link from {from} to {to}: {what} is {value}, which no link has: measure it again with `galaxy profile --fresh`"
     )]
     Link {
-        /// From here
+        /// The device that sends.
         from: DeviceName,
-        /// to here.
+        /// The device that receives.
         to: DeviceName,
-        /// What of it.
+        /// The part of the profile that is wrong.
         what: &'static str,
-        /// What it is.
+        /// The value of that part.
         value: f64,
     },
     /// A device without a profile.
     #[error("there is no profile of {device}: run `galaxy profile`")]
     NoDevice {
-        /// Whose.
+        /// The device that has no profile.
         device: DeviceName,
     },
-    /// A pair without a profile.
+    /// A pair of devices without a profile of their link.
     #[error(
         "there is no profile of the link from {from} to {to}: can {from} reach {to}? Run `galaxy profile`"
     )]
     NoLink {
-        /// From here
+        /// The device that would send.
         from: DeviceName,
-        /// to here.
+        /// The device that would receive.
         to: DeviceName,
     },
 }
 
 impl DeviceProfile {
-    /// The table of a kernel.
+    /// The table of a kernel; none where it was not measured.
     pub fn table(&self, kernel: Kernel) -> Option<&Table> {
         self.tables.iter().find(|t| t.kernel == kernel)
     }
@@ -277,20 +277,21 @@ impl DeviceProfile {
         self.table(kernel).map_or(0.0, |table| table.at(sizes))
     }
 
-    /// The largest spread of all points, with its kernel.
+    /// The largest spread of all points, with its kernel; none without tables.
     pub fn noisiest(&self) -> Option<(Kernel, f64)> {
         let worst = |t: &Table| (t.kernel, t.spread.iter().copied().fold(0.0, f64::max));
         self.tables.iter().map(worst).max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The same profile of a device whose kernels take `factor` times as long.
+    /// The profile of a device like this one whose kernels take `factor` times as long.
     pub fn scaled(&self, factor: f64) -> Self {
         let mut scaled = self.clone();
         scaled.tables.iter_mut().flat_map(|t| &mut t.nanos).for_each(|t| *t *= factor);
         scaled
     }
 
-    /// The same profile of a device whose disk takes `factor` times as long; one that nobody measured stays so.
+    /// The profile of a device like this one whose disk takes `factor` times as long; a disk that was not measured
+    /// stays so.
     #[must_use]
     pub fn with_disk_scaled(mut self, factor: f64) -> Self {
         self.disk /= factor;
@@ -298,7 +299,7 @@ impl DeviceProfile {
         self
     }
 
-    /// Whether it can be used for models of `shape`.
+    /// Checks that the profile can be used for models of `shape`.
     ///
     /// # Errors
     /// What is wrong with it: another version or shape, zeros, negative or endless times.
@@ -343,26 +344,27 @@ impl DeviceProfile {
 /// What a link from one device to another was measured to do.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LinkProfile {
-    /// [`PROFILE_VERSION`] of who measured.
+    /// The [`PROFILE_VERSION`] of the program that measured.
     pub version: u32,
-    /// From here
+    /// The device that sends.
     pub from: DeviceName,
-    /// to here,
+    /// The device that receives.
     pub to: DeviceName,
-    /// over a link of this type.
+    /// The transport of the link.
     pub link: LinkType,
     /// From the end of a send to its arrival, nanoseconds: half the least round trip of a small
     /// frame.
     pub latency: f64,
-    /// Bytes of tiles per second, while the kernels of both devices rest, and `beside` other links
-    /// are measured at the same time.
+    /// Bytes of tiles per second, while the kernels of both devices rest, and `beside` other links are measured at
+    /// the same time.
     pub rate: f64,
-    /// The same while the kernels of both devices work.
+    /// The rate while the kernels of both devices work, in bytes per second.
     pub busy_rate: f64,
     /// How many links between other devices were measured at the same time.
     #[serde(default)]
     pub beside: u32,
-    /// The rate while no other link was measured and kernels rested; 0 where that was not measured.
+    /// The rate while no other link was measured and kernels rested, in bytes per second; 0 where that was not
+    /// measured.
     #[serde(default)]
     pub alone: f64,
     /// By how many nanoseconds a byte sent delays the kernels of `from`.
@@ -371,20 +373,20 @@ pub struct LinkProfile {
     pub receive_cost: f64,
     /// Range of the rates that were measured over their median.
     pub spread: f64,
-    /// When, in seconds of the Unix epoch.
+    /// The time of the measurement, in seconds of the Unix epoch.
     pub measured: u64,
 }
 
 impl LinkProfile {
-    /// Whether it has less for itself when other links work: as on one radio channel, or one cable.
+    /// Whether the link has less for itself when other links work: as on one radio channel, or one cable.
     pub fn shares_medium(&self) -> bool {
         self.alone > SHARED * self.rate
     }
 
-    /// Whether it can be used.
+    /// Checks that the profile can be used.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first value that is wrong with it.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.version != PROFILE_VERSION {
             let (device, found) = (self.from.clone(), self.version);
@@ -415,9 +417,9 @@ impl LinkProfile {
 /// Profiles of the devices of a cluster and of the links between them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ClusterProfile {
-    /// One for each device.
+    /// The profiles of the devices.
     pub devices: Vec<DeviceProfile>,
-    /// One for each ordered pair and link type that was measured.
+    /// The profiles of the links: one for each ordered pair and transport that was measured.
     pub links: Vec<LinkProfile>,
 }
 

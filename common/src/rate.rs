@@ -14,23 +14,23 @@ pub struct LinkRate {
     "{text:?} is not a link rate: write a number above zero and one of bit/s, kbit/s, Mbit/s, Gbit/s, kB/s, MB/s, GB/s, like \"125Mbit/s\""
 )]
 pub struct RateError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
 }
 
 impl LinkRate {
-    /// A rate that moved `bytes` in `time`; `None` when one of them is zero.
+    /// The rate that moved `bytes` in `time`; `None` when one of them is zero.
     pub fn measured(bytes: u64, time: Duration) -> Option<Self> {
         let bits_per_second = bytes as f64 * 8.0 / time.as_secs_f64();
         (bits_per_second.is_finite() && bits_per_second > 0.0).then_some(Self { bits_per_second })
     }
 
-    /// Bits in a second.
+    /// Bits per second.
     pub fn bits_per_second(self) -> f64 {
         self.bits_per_second
     }
 
-    /// How long `bytes` are on the link.
+    /// The time that `bytes` take on the link.
     pub fn time_of(self, bytes: u64) -> Duration {
         Duration::try_from_secs_f64(bytes as f64 * 8.0 / self.bits_per_second)
             .unwrap_or(Duration::MAX)

@@ -20,12 +20,12 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace_with(path, mode, |mut file, _| file.write_all(bytes))
 }
 
-/// Replaces a file by what `write` writes into a new one, of which it is told the path, too; with this mode, whole or not
+/// Replaces a file by what `write` writes into a new file, which it gets with its path; with this mode, whole or not
 /// at all. It is on the disk when this returns.
 ///
 /// # Errors
-/// What `write` fails with, and when the file cannot be made, or its directory not be changed. The file is as it was then,
-/// and what was written is gone.
+/// What `write` fails with, and when the file cannot be created, or its directory not be changed. The file is as it
+/// was then, and what was written is gone.
 pub fn replace_with<T, E: From<io::Error>>(
     path: &Path,
     mode: u32,
@@ -33,7 +33,7 @@ pub fn replace_with<T, E: From<io::Error>>(
 ) -> Result<T, E> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
-    // One that was left behind, or laid there: it is not followed.
+    // A file that was left behind, or laid there: it is not followed if it is a link.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
         _ => {}
@@ -48,7 +48,7 @@ pub fn replace_with<T, E: From<io::Error>>(
         drop(fs::remove_file(&new));
     }
     let written = written?;
-    // The name, too.
+    // The name reaches the disk, too.
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
     Ok(written)

@@ -1,102 +1,103 @@
-//! How the next token is chosen.
+//! The settings of the sampler.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// How the next token is chosen from logits. Penalties and biases come first, then temperature, then
-/// each bound on what is left of the one before: `top_k`, `top_p`, `min_p`.
+/// How the sampler chooses the next token from logits. Penalties and biases come first, then temperature, then each
+/// bound on what is left of the one before: `top_k`, `top_p`, `min_p`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Sampling {
     /// Logits are divided by it; 0 takes the likeliest token.
     pub temperature: f32,
-    /// So many of the likeliest tokens stay; 0: all.
+    /// The number of likeliest tokens that stay candidates; 0: all.
     pub top_k: u32,
-    /// The likeliest tokens stay that have this mass together; 1: all.
+    /// The likeliest tokens stay that have this probability mass together; 1: all.
     pub top_p: f32,
     /// Tokens stay that are at least so likely, compared with the likeliest; 0: all.
     pub min_p: f32,
-    /// Logits of tokens of the text are divided by it if they are positive, else multiplied; 1: not
-    /// (Keskar et al., CTRL).
+    /// Repetition penalty: logits of tokens of the sequence are divided by it if they are positive, else multiplied;
+    /// 1 changes nothing (Keskar et al., CTRL).
     pub repetition: f32,
-    /// Taken from the logits of tokens that were chosen before.
+    /// Presence penalty: subtracted from the logits of tokens that were chosen before.
     pub presence: f32,
-    /// Taken from them for each time.
+    /// Frequency penalty: subtracted from the logits of tokens that were chosen before, once for each time.
     pub frequency: f32,
-    /// Added to the logits of these tokens, which stand in order and once.
+    /// Added to the logits of these tokens, which stand in ascending order, each once.
     pub bias: Vec<(u32, f32)>,
-    /// Noise is a function of it, of the position and of the token: the same seed gives the same text,
-    /// however the vocabulary is split.
+    /// Noise is a function of it, of the position and of the token: the same seed gives the same text, however the
+    /// vocabulary is split.
     pub seed: u64,
-    /// So many of the likeliest tokens are told with each choice.
+    /// The number of likeliest tokens that come with each choice, with their log-probabilities.
     pub logprobs: u32,
 }
 
 /// What a request says of a [`Sampling`]. What it leaves open comes from defaults.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SamplingParams {
-    /// [`Sampling::temperature`].
+    /// The value of [`Sampling::temperature`], if the request sets it.
     pub temperature: Option<f32>,
-    /// [`Sampling::top_k`].
+    /// The value of [`Sampling::top_k`], if the request sets it.
     pub top_k: Option<u32>,
-    /// [`Sampling::top_p`].
+    /// The value of [`Sampling::top_p`], if the request sets it.
     pub top_p: Option<f32>,
-    /// [`Sampling::min_p`].
+    /// The value of [`Sampling::min_p`], if the request sets it.
     pub min_p: Option<f32>,
-    /// [`Sampling::repetition`].
+    /// The value of [`Sampling::repetition`], if the request sets it.
     pub repetition: Option<f32>,
-    /// [`Sampling::presence`].
+    /// The value of [`Sampling::presence`], if the request sets it.
     pub presence: Option<f32>,
-    /// [`Sampling::frequency`].
+    /// The value of [`Sampling::frequency`], if the request sets it.
     pub frequency: Option<f32>,
-    /// [`Sampling::bias`].
+    /// The entries of [`Sampling::bias`] that the request sets, in any order.
     pub bias: Vec<(u32, f32)>,
-    /// [`Sampling::seed`]; without one another each time.
+    /// The value of [`Sampling::seed`]; without one, it is another each time.
     pub seed: Option<u64>,
-    /// [`Sampling::logprobs`].
+    /// The value of [`Sampling::logprobs`], which no default changes.
     pub logprobs: u32,
 }
 
-/// What holds where neither a request nor the model's files say anything.
+/// The settings that hold where neither a request nor the model's files say anything.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Fallback {
-    /// [`Sampling::temperature`].
+    /// The fallback of [`Sampling::temperature`].
     pub temperature: f32,
-    /// Most tokens that are generated; 0: as many as there is room for.
+    /// The most tokens to generate; 0: as many as there is room for.
     pub max_tokens: u32,
 }
 
-/// Temperatures below this one take the likeliest token: the quotients of logits would leave what `f32` holds.
+/// The lowest temperature: those below it take the likeliest token, since quotients of logits would leave what `f32`
+/// holds.
 pub const COLDEST: f32 = 1e-5;
-/// Most tokens that are told with each choice.
+/// The largest `logprobs`: so many of the likeliest tokens may come with each choice.
 pub const MOST_LOGPROBS: u32 = 20;
-/// Most biases.
+/// The most biases of a request.
 pub const MOST_BIASES: usize = 1024;
 
-/// Sampling that makes no sense.
+/// Why sampling settings are refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SamplingError {
     /// A number out of its range.
     #[error("{what} must be {range}, not {value}")]
     Range {
-        /// Which.
+        /// The parameter's name.
         what: &'static str,
-        /// What it may be.
+        /// The range that it may have, for people.
         range: &'static str,
-        /// What it is.
+        /// The value that was asked for.
         value: f32,
     },
-    /// More than is told.
+    /// More than [`MOST_LOGPROBS`] of the likeliest tokens.
     #[error("logprobs must be at most {MOST_LOGPROBS}, not {0}")]
     Logprobs(u32),
     /// More biases than are taken.
     #[error("logit_bias may have at most {MOST_BIASES} tokens, not {0}")]
     Biases(usize),
-    /// A token that the vocabulary does not have, or that stands twice.
+    /// A bias for a token that the vocabulary does not have, or that stands twice.
     #[error("logit_bias names token {token}, which stands there twice or is none of {vocabulary}")]
     Token {
-        /// Which.
+        /// The id of the token.
         token: u32,
-        /// Tokens that there are.
+        /// The number of tokens in the vocabulary.
         vocabulary: u32,
     },
 }
@@ -130,16 +131,16 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The likeliest token, always.
+    /// Settings that always take the likeliest token.
     pub fn greedy() -> Self {
         Self::default()
     }
 
-    /// Puts biases in order, and checks everything against a vocabulary of so many tokens. A temperature below
-    /// [`COLDEST`] becomes 0.
+    /// Puts biases in ascending order, and checks everything against a vocabulary of so many tokens. A temperature
+    /// below [`COLDEST`] becomes 0.
     ///
     /// # Errors
-    /// The first thing that makes no sense.
+    /// The first setting that is out of its range.
     pub fn checked(mut self, vocabulary: u32) -> Result<Self, SamplingError> {
         let numbers = [
             ("temperature", self.temperature, 0.0..=100.0, "0 to 100"),
@@ -174,19 +175,21 @@ impl Sampling {
         }
     }
 
-    /// Whether tokens of the text before count.
+    /// Whether a penalty depends on the tokens of the sequence so far.
     pub fn looks_back(&self) -> bool {
         (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
     }
 
-    /// Whether noise chooses among all tokens there are.
+    /// Whether all tokens of the vocabulary can be sampled: the temperature is above 0, and nothing bounds the
+    /// candidates.
     pub fn is_unbounded(&self) -> bool {
         self.temperature > 0.0 && self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
     }
 }
 
 impl SamplingParams {
-    /// With what `defaults` say where this says nothing. A bias of the same token is not added to.
+    /// Completes these settings with those of `defaults` where these say nothing. A bias of the same token is not
+    /// added to.
     pub fn or(mut self, defaults: &Self) -> Self {
         let said: BTreeSet<u32> = self.bias.iter().map(|(token, _)| *token).collect();
         self.bias.extend(defaults.bias.iter().filter(|(token, _)| !said.contains(token)));
@@ -204,7 +207,7 @@ impl SamplingParams {
         }
     }
 
-    /// The whole of it: the likeliest token, unless something else was said. `seed` is taken if none was said.
+    /// All settings: those that are left open take the likeliest token. `seed` holds where none is set.
     pub fn complete(self, seed: u64) -> Sampling {
         let plain = Sampling::default();
         Sampling {

@@ -1,4 +1,4 @@
-//! The batch shape: which texts, how many rows of each, and what is wanted of them.
+//! The batch shape: which sequences, how many rows of each, and what is wanted of them.
 
 use crate::span::{Row, Span};
 use serde::{Deserialize, Serialize};
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// The first row.
+    /// The vector of the first row.
     Cls,
     /// The mean of all rows.
     Mean,
-    /// The sum of all rows over the square root of their number.
+    /// The sum of all rows, divided by the square root of their number.
     MeanSqrtLen,
     /// The largest value of each column.
     Max,
-    /// The last row.
+    /// The vector of the last row.
     LastToken,
 }
 
-/// What a segment's rows are run for.
+/// What a program computes for the rows of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wanted {
@@ -34,32 +34,32 @@ pub enum Wanted {
     /// The logits of the next token after every row.
     AllLogits,
     /// The next token, chosen on the devices from so many candidates of each.
-    Token(Breadth),
-    /// Nothing: its keys and values are kept, and more rows follow.
+    Token(CandidateCount),
+    /// Nothing: keys and values go to the KV cache, and more rows follow.
     Nothing,
 }
 
 impl Wanted {
-    /// Whether logits of the last row, and only of that, are computed for it.
+    /// Whether it needs logits of the last row, and only of that.
     pub fn is_of_last_row(self) -> bool {
         matches!(self, Self::LastLogits | Self::Token(_))
     }
 }
 
-/// How many candidates for the next token each device names. A choice that these do not prove is made
-/// again from more.
+/// How many candidates for the next token each device names. A choice that these do not prove is repeated with more
+/// of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Breadth {
-    /// What most choices need.
+pub enum CandidateCount {
+    /// As many candidates as most choices need: 64.
     Few,
-    /// What flat distributions need.
+    /// As many candidates as flat distributions need: 1024.
     Many,
-    /// Every token.
+    /// Every token of the device's vocabulary slice.
     All,
 }
 
-impl Breadth {
+impl CandidateCount {
     /// Candidates that a device with `tokens` tokens of the vocabulary names.
     pub fn of(self, tokens: u32) -> u32 {
         match self {
@@ -68,7 +68,7 @@ impl Breadth {
             Self::All => tokens,
         }
     }
-    /// The next one; none where it was every token.
+    /// The next wider breadth; none after [`CandidateCount::All`].
     pub fn wider(self) -> Option<Self> {
         match self {
             Self::Few => Some(Self::Many),
@@ -78,33 +78,34 @@ impl Breadth {
     }
 }
 
-/// Consecutive rows of a batch that belong to one sequence of tokens.
+/// Consecutive rows of a batch that belong to one sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Segment {
-    /// Which key-value slot the sequence lives in. Where nothing is kept: its index.
+    /// The slot of the KV cache that belongs to the sequence. Where nothing is cached: the segment's index.
     pub slot: u32,
-    /// Rows that earlier programs put into the slot. Bound at run time; no reason to lower again.
-    pub past: u32,
-    /// Whether keys and values of its rows are put into the slot, behind those of the past.
-    pub kept: bool,
+    /// The cached rows: those that earlier programs put into the slot. Bound at run time; no reason to lower again.
+    pub context_len: u32,
+    /// Whether keys and values of its rows are put into the slot, behind the cached rows.
+    pub cached: bool,
     /// Rows of this program, at least one.
     pub rows: u32,
-    /// What is wanted.
+    /// What the program computes for these rows.
     pub wanted: Wanted,
 }
 
 impl Segment {
-    /// Whether it is the row behind the one row of another, of the same sequence.
+    /// Whether this segment is a single row that follows the single row of `other`, of the same sequence.
     fn drafted_behind(&self, other: &Self) -> bool {
-        let kept = self.kept && other.kept && self.slot == other.slot;
-        kept && (self.rows, other.rows) == (1, 1) && self.past.checked_sub(1) == Some(other.past)
+        let kept = self.cached && other.cached && self.slot == other.slot;
+        kept && (self.rows, other.rows) == (1, 1)
+            && self.context_len.checked_sub(1) == Some(other.context_len)
     }
 }
 
-/// Whether programs are the same for both.
+/// Whether both are lowered to the same programs.
 fn alike(some: &[Segment], others: &[Segment]) -> bool {
     let alike =
-        |(a, b): (&Segment, &Segment)| (a.kept, a.rows, a.wanted) == (b.kept, b.rows, b.wanted);
+        |(a, b): (&Segment, &Segment)| (a.cached, a.rows, a.wanted) == (b.cached, b.rows, b.wanted);
     some.len() == others.len() && some.iter().zip(others).all(alike)
 }
 
@@ -115,50 +116,50 @@ pub struct BatchShape {
     segments: Vec<Segment>,
 }
 
-/// A batch that cannot be run.
+/// Why a batch cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// No segment at all.
     #[error("a batch needs at least one text")]
     Empty,
-    /// A past that is kept nowhere.
+    /// A segment with cached rows that does not cache its own.
     #[error("text {index} continues an earlier one, and says that it keeps nothing")]
-    Past {
-        /// Which segment.
+    Context {
+        /// The index of the segment.
         index: usize,
     },
     /// Two segments that would write the same rows, or of which the second does not continue the first.
     #[error("slot {slot} stands twice in a batch")]
     Slot {
-        /// Which.
+        /// The number of the slot.
         slot: u32,
     },
     /// A segment of no rows.
     #[error("text {index} has no tokens")]
     NoRows {
-        /// Which segment.
+        /// The index of the segment.
         index: usize,
     },
     /// More rows than counters hold.
     #[error("a batch of {rows} rows is above the limit of {limit}")]
     TooManyRows {
-        /// Rows asked for.
+        /// Rows of the batch.
         rows: u64,
-        /// Rows allowed.
+        /// The most rows that a batch may have.
         limit: u32,
     },
 }
 
-/// More rows than any program may have: bounds what a hostile peer can make us lower.
+/// The most rows of a program: bounds what a hostile peer can make us lower.
 pub const MAX_ROWS: u32 = 1 << 20;
 
 impl BatchShape {
     /// A batch of these segments.
     ///
     /// # Errors
-    /// When there is none, one is empty or has a past and keeps nothing, two keep the same slot, or
-    /// there are more than [`MAX_ROWS`] rows. Single rows of a slot may stand one behind another: the last token of
-    /// a sequence and a draft of those that follow it.
+    /// When there is no segment, one has no rows or has cached rows and does not cache its own, two write the same
+    /// slot, or there are more than [`MAX_ROWS`] rows. Single rows of a slot may stand one behind another: the last
+    /// token of a sequence and a draft of those that follow it.
     pub fn new(segments: Vec<Segment>) -> Result<Self, ShapeError> {
         if segments.is_empty() {
             return Err(ShapeError::Empty);
@@ -166,11 +167,11 @@ impl BatchShape {
         if let Some(index) = segments.iter().position(|s| s.rows == 0) {
             return Err(ShapeError::NoRows { index });
         }
-        if let Some(index) = segments.iter().position(|s| s.past > 0 && !s.kept) {
-            return Err(ShapeError::Past { index });
+        if let Some(index) = segments.iter().position(|s| s.context_len > 0 && !s.cached) {
+            return Err(ShapeError::Context { index });
         }
         let drafted = |at: usize| at > 0 && segments[at].drafted_behind(&segments[at - 1]);
-        let kept = segments.iter().enumerate().filter(|(at, s)| s.kept && !drafted(*at));
+        let kept = segments.iter().enumerate().filter(|(at, s)| s.cached && !drafted(*at));
         let mut slots: Vec<u32> = kept.map(|(_, s)| s.slot).collect();
         slots.sort_unstable();
         if let Some(pair) = slots.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -182,23 +183,24 @@ impl BatchShape {
         }
         Ok(Self { segments })
     }
-    /// One text of `rows` tokens.
+    /// A batch of one text of `rows` tokens, without a KV cache.
     ///
     /// # Errors
     /// As [`BatchShape::new`].
     pub fn single(rows: u32, wanted: Wanted) -> Result<Self, ShapeError> {
-        Self::new(vec![Segment { slot: 0, past: 0, kept: false, rows, wanted }])
+        Self::new(vec![Segment { slot: 0, context_len: 0, cached: false, rows, wanted }])
     }
-    /// What programs are lowered for: the same, whichever slots and however long their past.
+    /// The shape that programs are lowered for: the same, whichever slots and however many cached rows.
     pub fn unbound(&self) -> Self {
-        let unbound = |(index, s): (usize, &Segment)| Segment { slot: index as u32, past: 0, ..*s };
+        let unbound =
+            |(index, s): (usize, &Segment)| Segment { slot: index as u32, context_len: 0, ..*s };
         Self { segments: self.segments.iter().enumerate().map(unbound).collect() }
     }
     /// Whether it is lowered to the same programs as `other`.
     pub fn lowers_as(&self, other: &Self) -> bool {
         alike(&self.segments, &other.segments)
     }
-    /// Binds other segments that lower to the same programs, without an allocation. False where these do not.
+    /// Binds other segments that lower to the same programs, without an allocation. False where they do not.
     pub fn rebind(&mut self, segments: &[Segment]) -> bool {
         let same = alike(&self.segments, segments);
         if same {
@@ -210,9 +212,9 @@ impl BatchShape {
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
-    /// The segments of which a token is wanted, in row order: the number of each among all, and how many
-    /// candidates it is chosen from.
-    pub fn choices(&self) -> impl Iterator<Item = (usize, &Segment, Breadth)> {
+    /// The segments of which a token is wanted, in row order: the index of each among all, and how many candidates it
+    /// is chosen from.
+    pub fn choices(&self) -> impl Iterator<Item = (usize, &Segment, CandidateCount)> {
         self.segments.iter().enumerate().filter_map(|(index, segment)| match segment.wanted {
             Wanted::Token(breadth) => Some((index, segment, breadth)),
             _ => None,

@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, ops::Range};
 
 /// What a [`Span`] counts. Only the marker types below implement it.
 pub trait Unit: Copy + Ord + fmt::Debug + 'static {
-    /// The plural for messages.
+    /// The plural of the unit, for messages.
     const NAME: &'static str;
 }
 
@@ -28,7 +28,7 @@ unit!(
     Head, "heads"
 );
 unit!(
-    /// Columns: of the inner width of an MLP block, or of a tensor.
+    /// Columns of an MLP block's intermediate size, or of a tensor.
     Column, "columns"
 );
 unit!(
@@ -64,7 +64,7 @@ impl<U: Unit> Default for Span<U> {
 }
 
 impl<U: Unit> Span<U> {
-    /// `start..end`.
+    /// The span `start..end`.
     ///
     /// # Panics
     /// If `start > end`; text and bytes from outside go through serde, which refuses that.
@@ -72,7 +72,7 @@ impl<U: Unit> Span<U> {
         assert!(start <= end, "span {start}..{end} of {} runs backwards", U::NAME);
         Self { start, end, unit: PhantomData }
     }
-    /// `0..len`.
+    /// The span `0..len`.
     pub fn first(len: u32) -> Self {
         Self::new(0, len)
     }
@@ -80,7 +80,7 @@ impl<U: Unit> Span<U> {
     pub fn empty() -> Self {
         Self::new(0, 0)
     }
-    /// First element.
+    /// The first element.
     pub fn start(self) -> u32 {
         self.start
     }
@@ -88,7 +88,7 @@ impl<U: Unit> Span<U> {
     pub fn end(self) -> u32 {
         self.end
     }
-    /// How many.
+    /// The number of elements.
     pub fn len(self) -> u32 {
         self.end - self.start
     }
@@ -104,12 +104,12 @@ impl<U: Unit> Span<U> {
     pub fn has(self, index: u32) -> bool {
         self.start <= index && index < self.end
     }
-    /// What both hold.
+    /// The elements that both hold.
     pub fn intersect(self, other: Self) -> Self {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         if start < end { Self::new(start, end) } else { Self::empty() }
     }
-    /// From the first element of either to the last; an empty span adds nothing.
+    /// The span from the first element of either to the last; an empty span adds nothing.
     pub fn hull(self, other: Self) -> Self {
         match (self.is_empty(), other.is_empty()) {
             (_, true) => self,
@@ -121,15 +121,15 @@ impl<U: Unit> Span<U> {
     pub fn overlaps(self, other: Self) -> bool {
         self.start.max(other.start) < self.end.min(other.end)
     }
-    /// The same of another unit.
+    /// The same range in another unit.
     pub fn of<V: Unit>(self) -> Span<V> {
         Span { start: self.start, end: self.end, unit: PhantomData }
     }
-    /// As a range of indices.
+    /// The span as a range of indices.
     pub fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
-    /// The elements.
+    /// The elements in ascending order.
     pub fn iter(self) -> Range<u32> {
         self.start..self.end
     }

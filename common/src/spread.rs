@@ -6,22 +6,22 @@ use std::fmt;
 /// Some values, sorted and summed up. Values that are not finite are left out.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Spread {
-    /// How many there are.
+    /// The number of values.
     pub n: usize,
-    /// Half of them are at most this; with an even number, halfway between the middle two.
+    /// Half of the values are at most this; with an even number, halfway between the middle two.
     pub median: f64,
-    /// The smallest.
+    /// The smallest value.
     pub low: f64,
-    /// The largest.
+    /// The largest value.
     pub high: f64,
-    /// A quarter of them are at most this, between two values in proportion.
+    /// A quarter of the values are at most this, between two values in proportion.
     pub lower_quartile: f64,
-    /// Three quarters of them are at most this.
+    /// Three quarters of the values are at most this.
     pub upper_quartile: f64,
 }
 
 impl Spread {
-    /// Of these values; of none, all is NaN and shown as a dash.
+    /// The spread of these values; of none, all is NaN and shown as a dash.
     pub fn of(values: &[f64]) -> Self {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -41,9 +41,10 @@ impl Spread {
         }
     }
 
-    /// Of `a / b`, where the values of both were measured in turn, so that what slowed one down
-    /// slowed its partner down too. The range is that of the pairs. The median is the ratio of the
-    /// medians, which always lies within it; a last value without a partner is left out.
+    /// The spread of `a / b`, where the values of both were measured in turn, so that what slowed
+    /// one down slowed its partner down too. The range is that of the pairs. The median is the
+    /// ratio of the medians, which always lies within it; a last value without a partner is left
+    /// out.
     pub fn of_ratio(a: &[f64], b: &[f64]) -> Self {
         let finite = |(x, y): &(f64, f64)| (x / y).is_finite();
         let pairs = || a.iter().copied().zip(b.iter().copied()).filter(finite);

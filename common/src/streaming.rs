@@ -8,12 +8,12 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What pieces are aligned to, in files and in memory: what direct reads need on every disk that we know.
+/// The alignment of pieces, in files and in memory: what direct reads need on every disk that we know.
 pub const PIECE_ALIGNMENT: u64 = 4096;
-/// More loaders than this no disk serves better.
-pub const MAX_AGENTS: u16 = 16;
+/// The most loaders: no disk serves more of them better.
+pub const MAX_LOADERS: u16 = 16;
 
-/// More than any device has.
+/// The largest buffer, in bytes: more memory than any device has.
 const LARGEST: u64 = 1 << 48;
 
 /// Weights that are read from disk while others are computed with, piece by piece in the order of use, and
@@ -23,29 +23,29 @@ const LARGEST: u64 = 1 << 48;
 /// (`galaxy_graph::pieces::pieces`).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Streaming {
-    /// Of most of the matrices, as they stand in the file and in the buffer: each in its own format, or f32 where
-    /// all are widened.
+    /// The format of most of the matrices, as they stand in the file and in the buffer: each in its own format, or
+    /// f32 where all are widened.
     pub format: WeightFormat,
-    /// Most bytes of a piece of a matrix that can be cut.
+    /// The most bytes of a piece of a matrix that can be cut.
     pub piece: Bytes,
-    /// Memory that pieces pass through.
+    /// The memory that pieces pass through.
     pub buffer: Bytes,
-    /// How pieces share it.
+    /// How pieces share the buffer.
     pub room: Room,
-    /// Loaders that read at once, each the next piece when it has had the fewest bytes so far (PIPELOAD's
-    /// loading agents, whose pieces are alike, take turns).
-    pub agents: u16,
-    /// Pieces that stay in memory instead, in order.
+    /// The number of loaders that read at once, each the next piece when it has had the fewest bytes so far
+    /// (PIPELOAD's loading agents, whose pieces are alike, take turns).
+    pub loaders: u16,
+    /// The pieces that stay in memory instead, in order.
     pub resident: Vec<Span<Piece>>,
 }
 
 /// How pieces share a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Room {
-    /// As a ring of bytes: many small ones, or one large one (Demand Layering, the circular queue).
+    /// As a ring of bytes: many small pieces, or one large one (Demand Layering, the circular queue).
     Ring,
-    /// In so many equal parts, in turns. With one part nothing is read while there is work; with two the
-    /// next piece is read during the work with the last (Demand Layering's synchronous pipeline).
+    /// In so many equal parts, in turns. With one part nothing is read while there is work; with two the next piece
+    /// is read during the work with the last (Demand Layering's synchronous pipeline).
     Parts(u16),
 }
 
@@ -55,13 +55,13 @@ pub enum Reading {
     /// The smallest buffer and the fewest loaders that are predicted fastest.
     #[default]
     Auto,
-    /// Not at all: what does not fit is an error.
+    /// No weights are read while programs run: what does not fit is an error.
     Preload,
     /// A piece is read, then computed with.
     Sequential,
-    /// Two parts of a buffer, in turns (Demand Layering's synchronous pipeline).
+    /// A buffer of two parts, in turns (Demand Layering's synchronous pipeline).
     Sync,
-    /// A ring with room for the two largest pieces (its asynchronous one).
+    /// A ring with room for the two largest pieces (Demand Layering's asynchronous pipeline).
     Async,
     /// So many loaders, and a ring with room for a layer of each and one that is computed with (PIPELOAD).
     PipeLoad(u16),
@@ -84,7 +84,7 @@ impl FromStr for Reading {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let agents = || text.strip_prefix("pipeload-")?.parse().ok();
-        let agents = agents().filter(|agents| (1..=MAX_AGENTS).contains(agents));
+        let agents = agents().filter(|agents| (1..=MAX_LOADERS).contains(agents));
         match (text, agents) {
             ("auto", _) => Ok(Self::Auto),
             ("preload", _) => Ok(Self::Preload),
@@ -93,15 +93,15 @@ impl FromStr for Reading {
             ("async", _) => Ok(Self::Async),
             (_, Some(agents)) => Ok(Self::PipeLoad(agents)),
             _ => Err(format!(
-                "{text:?} is no way to read weights: known are auto, preload, sequential, sync, async, and pipeload-1 to pipeload-{MAX_AGENTS}"
+                "{text:?} is no way to read weights: known are auto, preload, sequential, sync, async, and pipeload-1 to pipeload-{MAX_LOADERS}"
             )),
         }
     }
 }
 
 impl Streaming {
-    /// Bytes of a piece where nothing else is asked for: enough that a disk reads it in one go, few enough that
-    /// two of them fit into any device.
+    /// Bytes of a piece where nothing else is asked for: enough that a disk reads it in one go, few enough that two
+    /// of them fit into any device.
     pub const PIECE: Bytes = Bytes(16 << 20);
 
     /// Whether a piece stays in memory.
@@ -110,12 +110,12 @@ impl Streaming {
         self.resident.get(after).is_some_and(|kept| kept.has(piece))
     }
 
-    /// What is wrong with it, if anything is.
+    /// Checks that the loaders, the buffer and the resident pieces are possible.
     ///
     /// # Errors
-    /// In words.
+    /// The first thing that is wrong, as a message.
     pub fn validate(&self) -> Result<(), &'static str> {
-        if !(1..=MAX_AGENTS).contains(&self.agents) {
+        if !(1..=MAX_LOADERS).contains(&self.loaders) {
             return Err("it has 1 to 16 loaders");
         }
         if self.room == Room::Parts(0) {
@@ -157,14 +157,14 @@ mod tests {
             piece: Streaming::PIECE,
             buffer: Bytes(8192),
             room: Room::Ring,
-            agents: 1,
+            loaders: 1,
             resident: vec![Span::new(0, 2), Span::new(5, 6)],
         };
         assert_eq!(streaming.validate(), Ok(()));
         let kept: Vec<u32> = (0..9).filter(|&piece| streaming.keeps(piece)).collect();
         assert_eq!(kept, [0, 1, 5]);
         for wrong in [
-            Streaming { agents: 0, ..streaming.clone() },
+            Streaming { loaders: 0, ..streaming.clone() },
             Streaming { buffer: Bytes(8191), ..streaming.clone() },
             Streaming { buffer: Bytes(u64::MAX / 4096 * 4096), ..streaming.clone() },
             Streaming { room: Room::Parts(0), ..streaming.clone() },

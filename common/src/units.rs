@@ -10,13 +10,13 @@ use std::{fmt, str::FromStr};
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
-/// Text that is not the quantity asked for.
+/// Text that is not a size in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a size: write a number and one of B, KB, MB, GB, KiB, MiB, GiB, like \"1.5GB\""
 )]
 pub struct UnitError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
 }
 

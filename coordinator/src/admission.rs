@@ -1,7 +1,7 @@
 //! Admission: a bounded queue in front of the one place where programs run.
 //!
-//! A request holds a [`Ticket`] from admission to answer; its programs take the turn one at a
-//! time, and clients in turns. Full means refused; one client has at most half of the places while others are
+//! A request holds a [`Ticket`] from admission to answer; its programs take the turn one at a time, and clients take
+//! turns. A request that finds the queue full is refused; one client has at most half of the places while others are
 //! here.
 
 use crate::{
@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// The queue.
+/// The bounded queue of requests. Copies share it.
 #[derive(Clone, Debug)]
 pub struct Admission {
     inner: Arc<Inner>,
@@ -27,13 +27,13 @@ pub struct Admission {
 #[derive(Debug)]
 struct Inner {
     queue: usize,
-    /// Requests that are here.
+    /// How many requests hold a ticket.
     requests: watch::Sender<usize>,
-    /// Requests of each client.
+    /// How many tickets each client holds.
     by: Mutex<HashMap<Who, usize>>,
     turn: Fair,
     draining: AtomicBool,
-    /// Whether the process ends, and another may follow.
+    /// Whether the process ends; another coordinator may follow.
     ending: AtomicBool,
 }
 
@@ -46,17 +46,17 @@ impl Inner {
 /// A place in the queue, given back when the last copy is dropped.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    place: Arc<Place>,
+    place: Arc<AdmittedRequest>,
 }
 
-/// One of the requests that are here.
+/// The place of one request in the queue, given back on drop.
 #[derive(Debug)]
-struct Place {
+struct AdmittedRequest {
     admission: Admission,
     who: Who,
 }
 
-impl Drop for Place {
+impl Drop for AdmittedRequest {
     fn drop(&mut self) {
         let inner = &self.admission.inner;
         let mut by = inner.by();
@@ -80,7 +80,7 @@ impl Admission {
         Self { inner: Arc::new(Inner { queue, requests, by, turn, draining, ending }) }
     }
 
-    /// Lets a request in.
+    /// Admits a request of `who`.
     ///
     /// # Errors
     /// [`RequestError::Draining`], [`RequestError::Unavailable`] when the coordinator ends, or
@@ -109,7 +109,9 @@ impl Admission {
         *by.entry(who.clone()).or_default() += 1;
         drop(by);
         self.inner.requests.send_modify(|requests| *requests += 1);
-        Ok(Ticket { place: Arc::new(Place { admission: self.clone(), who: who.clone() }) })
+        Ok(Ticket {
+            place: Arc::new(AdmittedRequest { admission: self.clone(), who: who.clone() }),
+        })
     }
 
     /// Takes no more requests, or takes them again.
@@ -133,7 +135,7 @@ impl Admission {
         self.inner.turn.waiting()
     }
 
-    /// Waits until no request is left.
+    /// Waits until no request holds a ticket.
     pub async fn idle(&self) {
         // The sender is ours.
         drop(self.inner.requests.subscribe().wait_for(|requests| *requests == 0).await);
@@ -153,7 +155,7 @@ impl Ticket {
     /// # Cancel safety
     /// Dropping the future leaves the queue.
     pub async fn turn(&self) -> Turn {
-        let Place { admission, who } = &*self.place;
+        let AdmittedRequest { admission, who } = &*self.place;
         let share = admission.inner.turn.take(who, 1).await;
         Turn { _share: share, _ticket: self.clone() }
     }

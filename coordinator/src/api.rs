@@ -8,11 +8,13 @@ use crate::{
     client_memory::Caller,
     error::RequestError,
     fleet::{DeviceView, Readiness},
-    members::Desk,
+    members::MemberService,
     placement,
     reception::{Reception, Update},
     registry::Registry,
-    session::{Embed, Input, Items, Prefix, Report, RunOutput, Said, Sequences, Session, Tensors},
+    session::{
+        Embed, GenerateEvent, Input, Items, Prefix, Report, RunOutput, Sequences, Session, Tensors,
+    },
     trace::DeviceSum,
 };
 use galaxy_common::Wanted;
@@ -46,28 +48,28 @@ use tonic::{
 
 /// Bytes of one piece of a tensor.
 const PIECE: usize = 1 << 20;
-/// Tokens on their way to a client that reads slowly: some stints.
-const SAID: usize = 64;
-/// Pieces on their way to a client that reads slowly.
+/// How many events of a generation may wait for a client that reads slowly: those of some decode bursts.
+const EVENTS: usize = 64;
+/// How many pieces may wait for a client that reads slowly.
 const PIECES: usize = 4;
-/// How long a client may leave a piece where it is; then it has no more use for the rest.
+/// How long a client may leave a piece untaken before the rest is dropped.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Calls at one time on one connection; more wait in the client.
 const STREAMS: u32 = 128;
-/// Bytes that may be on their way to us over one connection, before any of them is counted.
+/// The most bytes that may be on their way to us over one connection, before any of them is counted.
 const WINDOW: u32 = 1 << 20;
 /// How long a connection may be silent before the client is asked for a sign of life, and how long
 /// that may take.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// The service.
+/// The Galaxy service of a [`Session`], over gRPC.
 #[derive(Clone)]
 pub struct Api {
     session: Session,
     cluster: String,
     audit: Audit,
     registry: Option<(Arc<Registry>, Update)>,
-    /// Results on their way to clients.
+    /// Tasks that send results to clients.
     replies: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -89,14 +91,14 @@ impl Api {
         self
     }
 
-    /// Lets machines join, and admins say who belongs to the cluster. `update` is told of the devices when they have
-    /// changed.
+    /// Lets machines join, and lets admins manage who belongs to the cluster. `update` gets the devices whenever they
+    /// have changed.
     pub fn joined_by(mut self, registry: Arc<Registry>, update: Update) -> Self {
         self.registry = Some((registry, update));
         self
     }
 
-    /// What is served.
+    /// The session that is served.
     pub fn session(&self) -> &Session {
         &self.session
     }
@@ -116,7 +118,7 @@ impl Api {
         let listen = listener.local_addr();
         let members = self.registry.clone().zip(listen.ok()).map(|((registry, update), listen)| {
             let (session, audit) = (self.session.clone(), self.audit.clone());
-            let desk = Desk { registry, session, audit, update, listen };
+            let desk = MemberService { registry, session, audit, update, listen };
             self.behind(Role::Admin, MembersServer::new(desk))
         });
         let reception =
@@ -146,7 +148,8 @@ impl Api {
         served
     }
 
-    /// A service of a role: who calls is checked before a byte of the request is read, and what comes is counted.
+    /// A service for callers of a role: the caller is checked before a byte of the request is read, and every byte that
+    /// comes is counted.
     fn behind<S>(
         &self,
         role: Role,
@@ -160,7 +163,7 @@ impl Api {
         Intake::new(service, self.session.client_memory().clone())
     }
 
-    /// Sends results until they are taken, or the client is gone or has no use for them.
+    /// Sends results in a task of its own, until they are taken, or the client is gone or has no use for them.
     fn reply(&self, done: Tensors) -> Events {
         let (sender, receiver) = mpsc::channel(PIECES);
         let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,7 +177,7 @@ impl Api {
         if self.session.admission().draining() {
             return "draining";
         }
-        let planned = self.session.outlook().plan.is_some();
+        let planned = self.session.fleet_status().plan.is_some();
         let needed = |d: &DeviceView| !planned || d.part.is_some();
         match readiness {
             Readiness::Ready(_) => "ready",
@@ -196,14 +199,15 @@ fn refused<T>(audit: &Audit, request: &Request<T>, status: &Status) {
     }
 }
 
-/// Who asks, with what the request holds so far.
+/// The caller of a request, with the memory that the request holds so far.
 fn caller<T>(request: &Request<T>) -> Option<Caller> {
     request.extensions().get().cloned()
 }
 
-/// Of a call's time, at most this much is kept for the way of a typed error to the caller.
+/// The most of a call's time that is kept for sending a typed error back to the caller.
 const WAY_BACK: Duration = Duration::from_millis(20);
-/// Longer than any request runs; who asks for a day holds its place for as long as this.
+/// The longest time that a call may ask for: longer than any request runs. A caller that asks for a day holds its place
+/// for as long as this.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// The time that a call may take, by its `grpc-timeout`, but no more than [`LONGEST`].
@@ -316,7 +320,7 @@ impl Galaxy for Api {
         let session = self.session.of(caller(&request));
         let (prompt, options) = convert::generate_options(request.into_inner())
             .map_err(|e| RequestError::Invalid { why: e.to_string() })?;
-        let (listener, said) = mpsc::channel(SAID);
+        let (listener, said) = mpsc::channel(EVENTS);
         let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
         while replies.try_join_next().is_some() {}
         replies.spawn(async move { session.generate(prompt, options, limit, listener).await });
@@ -328,7 +332,7 @@ impl Galaxy for Api {
         &self,
         _request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
-        let outlook = self.session.outlook();
+        let outlook = self.session.fleet_status();
         let plan = outlook.plan.as_deref();
         let (served, failed) = self.session.counts();
         let epoch = match self.session.readiness() {
@@ -393,7 +397,7 @@ impl Galaxy for Api {
     }
 }
 
-/// What a client asks to be embedded.
+/// Converts a client's request for embeddings.
 pub(crate) fn embed(request: v1::EmbedRequest) -> Result<Embed, Status> {
     let prefix = match (request.prompt_name, request.prompt) {
         (Some(_), Some(_)) => {
@@ -438,23 +442,25 @@ pub(crate) fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     Ok(RunOutput::Wanted(wanted))
 }
 
-pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
+pub(crate) fn generated(said: GenerateEvent) -> v1::GenerateEvent {
     use generate_event::Event;
     let event = match said {
-        Said::Waiting { unready } => {
+        GenerateEvent::Waiting { unready } => {
             let (device, unready) = unready.unwrap_or_default();
             let device = device.map(String::from).unwrap_or_default();
             Event::Waiting(v1::GenerateWaiting { unready, device })
         }
-        Said::Begun { request, prompt, seed, text, generated } => Event::Begun(v1::GenerateBegun {
-            request: request.0,
-            prompt_tokens: prompt,
-            seed,
-            text,
-            generated,
-        }),
-        Said::Token(token) => Event::Token(token.into()),
-        Said::Done { finish, text, report: cost } => Event::Done(v1::GenerateDone {
+        GenerateEvent::Begun { request, prompt, seed, text, generated } => {
+            Event::Begun(v1::GenerateBegun {
+                request: request.0,
+                prompt_tokens: prompt,
+                seed,
+                text,
+                generated,
+            })
+        }
+        GenerateEvent::Token(token) => Event::Token(token.into()),
+        GenerateEvent::Done { finish, text, report: cost } => Event::Done(v1::GenerateDone {
             finish: finish.to_string(),
             text,
             report: Some(report(cost)),
@@ -463,8 +469,8 @@ pub(crate) fn generated(said: Said) -> v1::GenerateEvent {
     v1::GenerateEvent { event: Some(event) }
 }
 
-/// Sends results in pieces. Each must be taken within `patience`. What is not taken is held by the
-/// client, and in nobody's way: its place in the queue is free.
+/// Sends results in pieces, each of which must be taken within `patience`. What is not taken yet counts against the
+/// client's memory; its place in the queue is free already.
 async fn send(
     sender: mpsc::Sender<Result<v1::RunEvent, Status>>,
     Tensors { tensors, report: cost, held }: Tensors,

@@ -20,26 +20,26 @@ use std::{
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
     file: Option<Arc<Mutex<File>>>,
-    /// Refusals are many where somebody means harm.
+    /// Samples refusals, which are many where somebody means harm.
     refusals: Arc<Sampled>,
 }
 
 impl Audit {
-    /// A log that nobody keeps.
+    /// A log that writes nothing.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Opens a log, and goes on behind what is in it. Only its owner may read it.
+    /// Opens a log, and appends to what is in it. Only its owner may read it.
     ///
     /// # Errors
-    /// What the system says.
+    /// When the file cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
         Ok(Self { file: Some(Arc::new(Mutex::new(file))), ..Self::default() })
     }
 
-    /// Writes that `peer` did `action`, with what else is to be known about it.
+    /// Writes that `peer` did `action`, with further details.
     pub fn record(&self, peer: &Peer, action: &str, details: Value) {
         let Some(file) = &self.file else { return };
         let (name, role) = peer.identity.as_ref().map(|(name, role)| (name, role)).unzip();
@@ -59,8 +59,8 @@ impl Audit {
         }
     }
 
-    /// Writes that `peer` was refused, and why; of many refusals only some, and how many were left out
-    /// since the last one.
+    /// Writes that `peer` was refused, and why. Of many refusals only some are written, with the
+    /// number of those that were left out since the last one.
     pub fn refused(&self, peer: &Peer, why: &str) {
         if let Some(left_out) = self.refusals.take() {
             self.record(peer, "refused", json!({ "why": why, "left_out": left_out }));

@@ -11,13 +11,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// What one client may hold if nothing else is said.
+/// The memory that one client may hold by default.
 pub const DEFAULT_CLIENT_MEMORY: Bytes = Bytes(256_000_000);
 
-/// Who asks: by certificate, or without one from this machine.
+/// A client: the name and role of its certificate; none for a client of this machine without one.
 pub type Who = Option<(DeviceName, Role)>;
 
-/// The memory of all clients. Copies are the same.
+/// The memory that all clients hold. Copies share it.
 #[derive(Clone, Debug)]
 pub struct ClientMemory(Arc<Inner>);
 
@@ -28,12 +28,12 @@ struct Inner {
 }
 
 impl ClientMemory {
-    /// So much for each.
+    /// A memory in which each client may hold up to `limit`.
     pub fn new(limit: Bytes) -> Self {
         Self(Arc::new(Inner { limit, held: Mutex::default() }))
     }
 
-    /// What one holds.
+    /// The memory that one client holds now.
     pub fn held(&self, who: &Who) -> Bytes {
         Bytes(self.all().get(who).copied().unwrap_or(0))
     }
@@ -89,15 +89,15 @@ impl Drop for Holding {
 }
 
 impl Caller {
-    /// Who asks.
+    /// The client that asks.
     pub fn who(&self) -> &Who {
         &self.0.who
     }
 
-    /// Holds so much more, to its end.
+    /// Holds `more` bytes in addition, until the request ends.
     ///
     /// # Errors
-    /// [`RequestError::ClientMemory`] when its client may not.
+    /// [`RequestError::ClientMemory`] when its client may not hold that much.
     pub fn grow(&self, more: u64) -> Result<(), RequestError> {
         let mut bytes = self.bytes();
         self.0.memory.take(&self.0.who, more)?;
@@ -105,7 +105,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Holds so much in all from now on, which is most often less.
+    /// Holds `all` bytes in total from now on, which is most often less than before.
     ///
     /// # Errors
     /// As [`Caller::grow`].
@@ -119,13 +119,13 @@ impl Caller {
         Ok(())
     }
 
-    /// Holds so much more until that is dropped.
+    /// Holds `bytes` in addition, until the returned value is dropped.
     ///
     /// # Errors
     /// As [`Caller::grow`].
-    pub fn briefly(&self, bytes: u64) -> Result<Briefly, RequestError> {
+    pub fn briefly(&self, bytes: u64) -> Result<MemoryGuard, RequestError> {
         self.0.memory.take(&self.0.who, bytes)?;
-        Ok(Briefly { caller: self.clone(), bytes })
+        Ok(MemoryGuard { caller: self.clone(), bytes })
     }
 
     fn bytes(&self) -> MutexGuard<'_, u64> {
@@ -133,14 +133,14 @@ impl Caller {
     }
 }
 
-/// What a step of a request takes.
+/// Memory that one step of a request holds, given back on drop.
 #[derive(Debug)]
-pub struct Briefly {
+pub struct MemoryGuard {
     caller: Caller,
     bytes: u64,
 }
 
-impl Drop for Briefly {
+impl Drop for MemoryGuard {
     fn drop(&mut self) {
         self.caller.0.memory.give(&self.caller.0.who, self.bytes);
     }

@@ -4,7 +4,7 @@ mod devices;
 mod table;
 
 pub use devices::{DIRECTORY, Device, remove, write};
-pub use table::Place;
+pub use table::KeyLocation;
 
 use crate::client_memory::DEFAULT_CLIENT_MEMORY;
 use devices::{devices, is_address};
@@ -25,41 +25,39 @@ use toml::de::{DeTable, DeValue};
 
 /// The cluster file, in the current directory, that commands take if none is named.
 pub const DEFAULT_FILE: &str = "cluster.toml";
-/// Where the API listens if nothing else is said: this machine only.
+/// Where the API listens by default: on this machine only.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:7000";
-/// Rows of one program if nothing else is said: what a sentence model's batch of 32 short texts has.
+/// The most rows of one program by default: what a sentence model's batch of 32 short texts has.
 pub const DEFAULT_MAX_ROWS: u32 = 512;
-/// Requests that wait if nothing else is said.
+/// How many requests may wait by default.
 pub const DEFAULT_QUEUE: usize = 64;
-/// How long a request may take if neither it nor the file says.
+/// How long a request may take if neither it nor the cluster file says.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Tiles of a split by hand if nothing else is said: the paper's ring steps, cut so that transfers
-/// hide.
+/// Tiles of a split by hand by default: the paper's ring steps, cut so that transfers hide.
 pub const DEFAULT_TILES: u16 = 4;
-/// Links of whatever type is measured to be better.
+/// The value of `link` by which the link type is the one that is measured to be best.
 const AUTO: &str = "auto";
-/// Rows of texts that go on if nothing else is said, as far as the model has positions: a long page.
+/// Rows of the KV cache by default, at most as many as the model has positions: a long page.
 pub const DEFAULT_CACHE_ROWS: u32 = 2048;
-/// Tokens that are made for a typical text of a decoder if nothing else is said: a paragraph.
+/// Tokens that are generated behind a typical prompt by default: a paragraph.
 pub const DEFAULT_GENERATE: u32 = 128;
-/// Most of them.
+/// The most rows of the KV cache that a file may ask for.
 const MAX_CACHE_ROWS: u32 = 1 << 24;
-/// Tokens of a typical text if nothing else is said: a paragraph.
+/// Tokens of a typical text by default: a paragraph.
 pub const DEFAULT_LENGTH: u32 = 128;
-/// Beyond this no file is read: [`MAX_DEVICES`] devices take some ten KB. Of keys like `a.b.c` the
-/// parser makes a table for each dot, a KB for each byte.
+/// The most bytes of a file that is read: [`MAX_DEVICES`] devices take some ten KB. Of keys like
+/// `a.b.c` the parser makes a table for each dot, a KB for each byte.
 const MAX_BYTES: u64 = 256 << 10;
-/// Lengths that a workload may name: each is simulated for each plan.
+/// The most lengths that a workload may name: each is simulated for each plan.
 const MAX_LENGTHS: usize = 16;
-/// Texts that a request may be planned to have.
+/// The most texts that a request may be planned to have.
 pub const MAX_TEXTS: u32 = 65_536;
-/// Where profiles are kept if nothing else is said, beside the cluster file.
+/// The directory of profiles by default, beside the cluster file.
 pub const DEFAULT_PROFILES: &str = "profiles";
-/// By which share a device may run outside its profile if nothing else is said: less is what
-/// temperature and neighbours do.
+/// The share by which a device may run outside its profile by default: temperature and neighbours cause less.
 pub const DEFAULT_DRIFT: f64 = 0.25;
-/// How long a lost device is waited for if the file does not say: a worker that is started again is back
-/// sooner, and a machine is not.
+/// How long a lost device is waited for by default: a worker that is started again is back sooner,
+/// and a machine is not.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(5);
 
 const CLUSTER_KEYS: &[&str] = &[
@@ -85,18 +83,24 @@ const CLUSTER_KEYS: &[&str] = &[
     "profiles",
     "drift",
     "patience",
-    "cache",
-    "cache_rows",
+    "kv_cache_format",
+    "kv_cache_tokens",
     "generate",
-    "weights",
+    "weight_streaming",
     "weights_format",
+];
+/// Former names of keys, which are taken with a warning.
+const RENAMED: &[(&str, &str)] = &[
+    ("cache", "kv_cache_format"),
+    ("cache_rows", "kv_cache_tokens"),
+    ("weights", "weight_streaming"),
 ];
 const TOP_KEYS: &[&str] = &["cluster", "device"];
 
 /// A cluster, as its file describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// Its name, for people.
+    /// The cluster's name, for people.
     pub name: String,
     /// The model's directory.
     pub model: PathBuf,
@@ -104,64 +108,65 @@ pub struct Cluster {
     pub identity: PathBuf,
     /// The directory of the cluster's authority, if machines may join by invitations.
     pub authority: Option<PathBuf>,
-    /// How work is cut.
+    /// How work is split over the devices.
     pub strategy: Strategy,
-    /// How activations travel, if that is given.
+    /// The number type of activations on links; none if the file does not say.
     pub wire: Option<WireType>,
-    /// To what rows are rounded that are multiplied with weights of few bits.
+    /// The format to which rows are rounded that are multiplied with weights in blocks of few bits.
     pub activations: Activations,
-    /// Into how many tiles, if that is given.
+    /// The number of tiles; none if the file does not say.
     pub tiles: Option<u16>,
     /// Where the API listens.
     pub listen: String,
-    /// Most rows of one program.
+    /// The most rows of one program.
     pub max_rows: u32,
-    /// Most requests that wait.
+    /// The most requests that wait.
     pub queue: usize,
-    /// What the requests of one client may hold in the coordinator's memory.
+    /// How much of the coordinator's memory the requests of one client may hold.
     pub client_memory: Bytes,
-    /// Whether drafts of what may follow a sequence are verified where that pays.
+    /// Whether drafts are verified where that pays (speculative decoding).
     pub speculation: bool,
-    /// What ring links are made of; none is given if that is measured, with `link = "auto"`.
+    /// The type of ring links; none with `link = "auto"`, by which the best is measured.
     pub link: Option<LinkType>,
     /// Whether ring links may go without TLS.
     pub plain: bool,
     /// Whether the planner may choose number types for the wire that lose digits.
     pub lossy: bool,
-    /// Tokens of typical texts, all as likely.
+    /// Lengths of typical texts in tokens, all equally likely.
     pub lengths: Vec<u32>,
-    /// Texts of a typical request.
+    /// How many texts a typical request has.
     pub texts: u32,
     /// The directory of profiles.
     pub profiles: PathBuf,
-    /// By which share a device may run outside its profile before the split is looked at again.
+    /// The share by which a device may run outside its profile before the split is looked at again.
     pub drift: f64,
     /// How long a device that is lost is waited for before the others go on without it.
     pub patience: Duration,
-    /// Rows of texts that go on, of all together, for which keys and values have room; none is given if
-    /// the model says.
-    pub cache_rows: Option<u32>,
-    /// How they are kept.
-    pub cache: CacheType,
-    /// Tokens that are made for a typical text, if that is given.
+    /// Rows of the KV cache, for all sequences together; none if the model's positions say how many.
+    pub kv_cache_tokens: Option<u32>,
+    /// How keys and values are stored in the KV cache.
+    pub kv_cache_format: CacheType,
+    /// Tokens that are generated behind a typical prompt; none if the file does not say.
     pub generate: Option<u32>,
     /// How devices read weights that they cannot hold, if they may.
-    pub weights: Reading,
-    /// To what the matrices of the model are rounded, if they are.
+    pub weight_streaming: Reading,
+    /// The format to which the matrices of the model are rounded; none if they are not.
     pub weights_format: Option<Quantisation>,
-    /// How long a request may take that does not say.
+    /// How long a request may take that does not say itself.
     pub timeout: Duration,
     /// The devices; of a split by hand, in ring order.
     pub devices: Vec<Device>,
+    /// What is taken and should be written otherwise, for people.
+    pub warnings: Vec<String>,
 }
 
 impl Cluster {
-    /// Whether the file itself says how work is split. Without, profiles do.
+    /// Whether the file itself says how work is split, by shares. Without shares, profiles decide.
     pub fn by_hand(&self) -> bool {
         self.devices.iter().any(|device| device.share.is_some())
     }
 
-    /// Opens the model, to be rounded as the file says, for devices that compute with its activations.
+    /// Opens the model, with matrices rounded as the file says, for devices that round rows as its `activations` say.
     ///
     /// # Errors
     /// When it cannot be read, or not be rounded, or the activations do not go with it.
@@ -179,7 +184,7 @@ impl Cluster {
         }
     }
 
-    /// The link types that a plan may use. Without TLS only where that is said.
+    /// The link types that a plan may use: one without TLS only if the file allows it.
     pub fn links(&self) -> Vec<LinkType> {
         let may = |link: &LinkType| match self.link {
             Some(only) if only == *link => true,
@@ -190,95 +195,95 @@ impl Cluster {
     }
 }
 
-/// A cluster file that is none.
+/// What is wrong with a cluster file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ClusterError {
-    /// It cannot be read.
+    /// A file cannot be read.
     #[error("{path} cannot be read: {why}")]
     Read {
-        /// Which file.
+        /// The file that cannot be read.
         path: PathBuf,
         /// What the system said.
         why: String,
     },
-    /// A file of a device that has joined.
+    /// The file of a device that has joined is wrong.
     #[error("{path}: {source}")]
     OfDevice {
-        /// Which file.
+        /// The file of the device.
         path: PathBuf,
         /// What is wrong with it.
         source: Box<ClusterError>,
     },
-    /// It is not TOML.
+    /// The text is not TOML.
     #[error("line {line}: {why}")]
     Syntax {
-        /// Where.
+        /// The line of the mistake, counted from 1.
         line: usize,
         /// What the parser said.
         why: String,
     },
-    /// A key that nobody knows.
+    /// A key that is not known.
     #[error("{at} is not a key{}; known are {}", suggestion.map(|s| format!(": did you mean {s:?}?")).unwrap_or_default(), known.join(", "))]
     UnknownKey {
-        /// Which.
-        at: Place,
-        /// What was meant, if one is near.
+        /// The key, and its line.
+        at: KeyLocation,
+        /// The key that was probably meant, if one is near.
         suggestion: Option<&'static str>,
-        /// What would be known.
+        /// The keys that are known in that table.
         known: &'static [&'static str],
     },
-    /// A key that must be there.
+    /// A key that must be there is missing.
     #[error("line {line}: [{table}] has no {key:?}")]
     Missing {
-        /// In which table.
+        /// The table that lacks the key.
         table: String,
-        /// Which key.
+        /// The key that is missing.
         key: &'static str,
-        /// Where the table begins.
+        /// The line where the table begins.
         line: usize,
     },
-    /// A value of another type.
+    /// A value of the wrong type.
     #[error("{at} must be {wanted}")]
     WrongType {
-        /// Which.
-        at: Place,
-        /// What it must be.
+        /// The key of the value, and its line.
+        at: KeyLocation,
+        /// What the value must be.
         wanted: &'static str,
     },
-    /// No list, or an empty or too long one.
+    /// A value that is no list of whole numbers, or an empty or too long one.
     #[error("{at} must be a list of 1 to {most} whole numbers, like [128, 284]")]
     List {
-        /// Which.
-        at: Place,
-        /// Most numbers.
+        /// The key of the list, and its line.
+        at: KeyLocation,
+        /// The most numbers that the list may have.
         most: usize,
     },
     /// A number out of its range.
     #[error("{at} = {value} is out of range: {low} to {high}")]
     Range {
-        /// Which.
-        at: Place,
-        /// What it is.
+        /// The key of the number, and its line.
+        at: KeyLocation,
+        /// The number, as the file has it.
         value: String,
-        /// Smallest.
+        /// The smallest number that is allowed.
         low: u32,
-        /// Largest.
+        /// The largest number that is allowed.
         high: u32,
     },
     /// A text that cannot be read as what it stands for.
     #[error("{at}: {why}")]
     Value {
-        /// Which.
-        at: Place,
+        /// The key of the text, and its line.
+        at: KeyLocation,
         /// What is wrong with it.
         why: String,
     },
     /// A share that is no weight.
     #[error("{at} = {share} is no weight: give a number above zero, like 2.0")]
     Share {
-        /// Which.
-        at: Place,
-        /// What it is.
+        /// The key of the share, and its line.
+        at: KeyLocation,
+        /// The share that was given.
         share: f64,
     },
     /// Shares, which split by hand, beside a strategy that splits by profiles.
@@ -287,38 +292,38 @@ pub enum ClusterError {
     )]
     SharesWithoutUse {
         /// Where the first share stands.
-        at: Place,
-        /// Which strategy.
+        at: KeyLocation,
+        /// The strategy, which splits by profiles.
         strategy: Strategy,
     },
     /// An address without a port.
     #[error("{at}: {address:?} is not an address: write host:port, like \"192.168.1.20:7100\"")]
     Address {
-        /// Which.
-        at: Place,
-        /// What it is.
+        /// The key of the address, and its line.
+        at: KeyLocation,
+        /// What was given as an address.
         address: String,
     },
-    /// Two devices of one name.
+    /// Two devices have the same name.
     #[error("{at}: the name {name} is used twice (first on line {first})")]
     NameTwice {
-        /// The second.
-        at: Place,
-        /// Which name.
+        /// The key of the second device's name, and its line.
+        at: KeyLocation,
+        /// The name that both have.
         name: DeviceName,
-        /// Line of the first.
+        /// The line of the first device's name.
         first: usize,
     },
-    /// Two devices at one address.
+    /// Two devices have the same address.
     #[error("{at}: the address {address} is used twice: {other} has it too (line {first})")]
     AddressTwice {
-        /// The second.
-        at: Place,
-        /// Which address.
+        /// The key of the second device's address, and its line.
+        at: KeyLocation,
+        /// The address that both have.
         address: String,
-        /// Whose it is.
+        /// The first device that has the address.
         other: DeviceName,
-        /// Line of the first.
+        /// The line of the first device's address.
         first: usize,
     },
     /// A device at an address that only its own machine can reach.
@@ -326,13 +331,13 @@ pub enum ClusterError {
         "{at}: device {device} is at {address}, which {other} cannot reach: give its address on the network, like \"192.168.1.20:7100\""
     )]
     Loopback {
-        /// Where it stands.
-        at: Place,
-        /// Which device.
+        /// The key of the address, and its line.
+        at: KeyLocation,
+        /// The device that others cannot reach.
         device: DeviceName,
-        /// What it is.
+        /// The address, which only the device's own machine can reach.
         address: String,
-        /// A device elsewhere.
+        /// A device on another machine.
         other: DeviceName,
     },
     /// No devices, or too many.
@@ -340,7 +345,7 @@ pub enum ClusterError {
         "a cluster has 1 to {MAX_DEVICES} [[device]] tables, or files in devices.d, and this has {devices}"
     )]
     Devices {
-        /// How many there are.
+        /// How many devices there are.
         devices: usize,
     },
 }
@@ -370,7 +375,7 @@ impl Cluster {
         Self::read(text, base)?.counted()
     }
 
-    /// A cluster has devices, or they can join, and not too many.
+    /// Checks that the cluster has devices, or that some can join, and that they are not too many.
     fn counted(self) -> Result<Self, ClusterError> {
         match self.devices.len() {
             0 if self.authority.is_some() => Ok(self),
@@ -385,15 +390,15 @@ impl Cluster {
             why: e.message().to_owned(),
         })?;
         let top = document.get_ref();
-        Section::new(text, "file".into(), 1, top, TOP_KEYS)?;
+        Section::new(text, "file".into(), 1, top, (TOP_KEYS, &[]))?;
         let mut sections = Vec::new();
         let mut cluster = None;
         for (key, value) in top {
             let line = line_of(text, key.span().start);
             match (key.get_ref().as_ref(), value.get_ref()) {
                 ("cluster", DeValue::Table(table)) => {
-                    cluster =
-                        Some(Section::new(text, "cluster".into(), line, table, CLUSTER_KEYS)?);
+                    let keys = (CLUSTER_KEYS, RENAMED);
+                    cluster = Some(Section::new(text, "cluster".into(), line, table, keys)?);
                 }
                 ("device", DeValue::Array(tables)) => {
                     // Before each is looked at: finding its line takes a look at all before it.
@@ -404,17 +409,17 @@ impl Cluster {
                         let name = format!("device {}", i + 1);
                         let line = line_of(text, item.span().start);
                         let DeValue::Table(table) = item.get_ref() else {
-                            let at = Place { key: name, line };
+                            let at = KeyLocation { key: name, line };
                             return Err(ClusterError::WrongType { at, wanted: "a table" });
                         };
-                        sections.push(Section::new(text, name, line, table, devices::KEYS)?);
+                        sections.push(Section::new(text, name, line, table, (devices::KEYS, &[]))?);
                     }
                 }
                 (key, _) => {
                     let wanted =
                         if key == "device" { "[[device]] tables" } else { "a [cluster] table" };
                     return Err(ClusterError::WrongType {
-                        at: Place { key: key.into(), line },
+                        at: KeyLocation { key: key.into(), line },
                         wanted,
                     });
                 }
@@ -462,18 +467,19 @@ impl Cluster {
             profiles: base.join(cluster.text("profiles")?.unwrap_or(DEFAULT_PROFILES)),
             drift,
             patience: cluster.duration("patience")?.unwrap_or(DEFAULT_PATIENCE),
-            cache_rows: cluster.whole("cache_rows", 0, MAX_CACHE_ROWS)?,
+            kv_cache_tokens: cluster.whole("kv_cache_tokens", 0, MAX_CACHE_ROWS)?,
             generate: cluster.whole("generate", 0, MAX_CACHE_ROWS)?,
-            cache: cluster.parsed("cache")?.unwrap_or(CacheType::F32),
-            weights: cluster.parsed("weights")?.unwrap_or_default(),
+            kv_cache_format: cluster.parsed("kv_cache_format")?.unwrap_or(CacheType::F32),
+            weight_streaming: cluster.parsed("weight_streaming")?.unwrap_or_default(),
             weights_format: cluster.parsed("weights_format")?,
             timeout: cluster.duration("timeout")?.unwrap_or(DEFAULT_TIMEOUT),
             devices,
+            warnings: cluster.warnings(),
         })
     }
 }
 
-/// The text of a file, if it is not too long.
+/// Reads the text of a file, if it is not too long.
 fn contents(path: &Path) -> Result<String, ClusterError> {
     let unreadable = |why: String| ClusterError::Read { path: path.to_owned(), why };
     let mut text = String::new();
@@ -485,7 +491,7 @@ fn contents(path: &Path) -> Result<String, ClusterError> {
     Ok(text)
 }
 
-/// Shares stand only where the strategy splits by them.
+/// Checks that shares stand only where the strategy splits by them.
 fn check_shares(
     strategy: Strategy,
     devices: &[Device],

@@ -1,4 +1,4 @@
-//! Connections to workers: a fresh one, and who is there.
+//! Connections to workers: forming one, and asking the worker to describe itself.
 
 use crate::cluster::Device;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -15,26 +15,26 @@ use tonic::transport::Channel;
 /// A connection to a worker.
 pub(crate) type Connection = WorkerClient<Channel>;
 
-/// How long TCP and TLS may take.
+/// How long dialling an address may take, with TCP and TLS.
 const DIAL: Duration = Duration::from_secs(3);
 /// How much earlier than the next one an address is dialled. All of them have their time before whoever asks gives up.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// How long a description may take,
+/// How long a worker may take to describe itself.
 const DESCRIBE: Duration = Duration::from_secs(2);
-/// and how many bytes: the names of some thousand models.
+/// The most bytes of a worker's description, which may name some thousand models.
 const DESCRIPTION_BYTES: usize = 256 << 10;
-/// Bytes of any other message of a device: a piece of a result has one MiB, the times of a long program some.
+/// The most bytes of any other message of a device: a piece of a result has one MiB, the times of a long program some.
 const MESSAGE_BYTES: usize = 16 << 20;
 
-/// Characters of each thing that a device says of itself,
+/// The most characters of each text by which a device describes itself.
 const MAX_WORDS: usize = 200;
-/// and directories of models that it names.
+/// The most directories of models that a device may name.
 const MAX_MODELS: usize = 1000;
 
 /// Forms a fresh connection.
 ///
 /// # Errors
-/// In words: nobody, or not who it should be.
+/// The reason, for people: nobody answers, or it is not who it should be.
 pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Connection, String> {
     let server = (&device.name, Role::Device);
     let addresses = [&device.address].into_iter().chain(&device.addresses);
@@ -64,10 +64,10 @@ pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Conn
         .max_encoding_message_size(MAX_MESSAGE_BYTES))
 }
 
-/// Forms a fresh connection and asks who is there.
+/// Forms a fresh connection and asks the worker to describe itself.
 ///
 /// # Errors
-/// As [`connect`].
+/// As [`connect`], and when the worker does not describe itself, or as another device, or with another protocol.
 pub(crate) async fn introduce(
     device: &Device,
     identity: &Identity,
@@ -94,7 +94,7 @@ pub(crate) async fn introduce(
     Ok((connection, description))
 }
 
-/// Makes what a device says of itself into what may be shown: it may say anything.
+/// Makes the description that a device gives of itself printable: it may have any text.
 fn make_printable(description: &mut DescribeReply) {
     let DescribeReply { version, commit, name, processor, engine, models, .. } = description;
     models.truncate(MAX_MODELS);

@@ -1,100 +1,99 @@
 //! Drift: devices that run outside their profiles, as a state machine `(now, what ran) -> change`.
 //!
-//! It never reads a clock, plans nothing and moves nothing: the driver of
-//! [`crate::fleet::RemoteFleet`] does. It keeps a track for the kernels of each device, and one for
-//! its disk: by how much longer they took than the profile says: the median of the last [`SAMPLES`] programs, so that one program beside a
-//! neighbour's burst says nothing. What matters is how that ratio has moved since the epoch began,
-//! because no prediction is exact; only a ratio that was far off from the first is drift by itself.
+//! It never reads a clock, plans nothing and moves nothing: the driver of [`crate::fleet::RemoteFleet`] does. It keeps
+//! a track for the kernels of each device, and one for its disk: the ratio of the time that they took to the time that
+//! the profile says, as the median of the last [`SAMPLES`] programs, so that one program beside a neighbour's burst
+//! says nothing. What matters is how that ratio has moved since the epoch began, because no prediction is exact; only a
+//! ratio that was far off from the first is drift by itself.
 //!
-//! A device is *outside* when its ratio has left the band `1 / (1 + margin)` to `1 + margin` for
-//! [`PATIENCE`] programs in a row. Then a [`Change`] says by which factors the curves of which devices
-//! are to be scaled; the driver plans with them and says what came of it.
+//! A device is *outside* when its ratio has left the band `1 / (1 + margin)` to `1 + margin` for [`PATIENCE`] programs
+//! in a row. Then a [`Change`] says by which factors the curves of which devices are to be scaled; the driver plans
+//! with them and reports the outcome.
 //!
-//! Moving weights costs more than a few slow requests, so after a move there is no other for
-//! [`QUIET_PROGRAMS`] programs and [`QUIET`]; a device that is far outside may break that rest once,
-//! and not again before a whole rest has been kept. So a device that alternates makes at most two moves
-//! in each rest.
+//! Moving weights costs more than a few slow requests, so after a move there is no other for [`QUIET_PROGRAMS`]
+//! programs and [`QUIET`]; a device that is far outside may break that rest once, and not again before a whole rest has
+//! been kept. So a device that alternates makes at most two moves in each rest.
 
 use crate::membership::Now;
 use std::{collections::VecDeque, time::Duration};
 
-/// Programs whose median counts.
+/// How many of the last programs the median is taken of.
 pub const SAMPLES: usize = 5;
-/// Programs in a row that a device must be outside.
+/// How many programs in a row a device must be outside.
 pub const PATIENCE: u32 = 4;
-/// Programs after a move until the next.
+/// How many programs run after a move until the next one.
 pub const QUIET_PROGRAMS: u64 = 20;
-/// Time after a move until the next.
+/// How much time passes after a move until the next one.
 pub const QUIET: Duration = Duration::from_secs(30);
-/// A new plan must be predicted to be faster by this share, or the move is not worth it.
+/// The share by which a new plan must be predicted to be faster, or the move is not worth it.
 pub const GAIN: f64 = 0.10;
-/// Programs that keep a device busy for less, in nanoseconds, say nothing: waking up is in it.
+/// The shortest predicted time of a program that counts, in ns: in less, waking up weighs too much.
 const LEAST: f64 = 100_000.0;
-/// A device so many margins outside may break a rest.
+/// The power of `1 + margin` by which a device must be outside to break a rest.
 const FAR: i32 = 3;
 
-/// Whose drift it is: each device has a track for its kernels, and behind it one for its disk.
+/// The number of a track: each device has one for its kernels, and behind it one for its disk.
 pub type Track = usize;
 
 /// The track of a device's kernels.
 pub fn kernels_of(device: usize) -> Track {
     2 * device
 }
-/// The track of its disk.
+/// The track of a device's disk.
 pub fn disk_of(device: usize) -> Track {
     2 * device + 1
 }
-/// Whose track it is, and whether that of a disk.
+/// The device of a track, and whether the track is that of its disk.
 pub fn whose(track: Track) -> (usize, bool) {
     (track / 2, track % 2 == 1)
 }
 
-/// What a program took on one device, or its disk.
+/// How long a program took on the kernels of one device, or on its disk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// Whose.
+    /// The track that was measured.
     pub track: Track,
-    /// Its compute lane at work, or its busiest loader, in ns.
+    /// How long its compute lane worked, or its busiest loader, in ns.
     pub measured: f64,
-    /// The same as its profile says, in ns.
+    /// The same by the device's profile, in ns.
     pub predicted: f64,
 }
 
-/// Curves to plan with.
+/// The factors by which curves are scaled for another plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// For each track, how many times as long as in its profile everything takes.
+    /// For each track, how many times as long as by its profile everything takes.
     pub factors: Vec<f64>,
-    /// The tracks whose factor is another, and what it was.
+    /// The tracks whose factor has changed, each with the factor before.
     pub moved: Vec<(Track, f64)>,
 }
 
 #[derive(Debug, Clone)]
-struct Course {
-    /// How many times as long as in its profile everything takes, in the plan in force.
+struct TrackState {
+    /// How many times as long as by its profile everything takes, as the plan in force assumes.
     factor: f64,
-    /// The ratio at the begin of the epoch.
+    /// The ratio at the beginning of the epoch; none until enough programs have run.
     reference: Option<f64>,
     recent: VecDeque<f64>,
     outside: u32,
 }
 
-/// The state machine.
+/// The state machine that detects drift.
 #[derive(Debug, Clone)]
 pub struct Drift {
     margin: f64,
-    tracks: Vec<Course>,
+    tracks: Vec<TrackState>,
     programs: u64,
-    /// No move before.
+    /// The time and the program before which there is no other move; none before the first rest.
     rest: Option<(Now, u64)>,
-    /// Whether the rest may be broken.
+    /// Whether a device that is far outside may break the rest.
     spare: bool,
     /// Whether a change is being looked at.
     asked: bool,
 }
 
 impl Drift {
-    /// All of so many tracks run as profiles say, and may run outside by the share `margin`.
+    /// A machine of `tracks` tracks, which run as profiles say, and may run outside by the share `margin`.
     pub fn new(tracks: usize, margin: f64) -> Self {
         let mut drift =
             Self { margin, tracks: Vec::new(), programs: 0, rest: None, spare: true, asked: false };
@@ -102,18 +101,19 @@ impl Drift {
         drift
     }
 
-    /// There are more tracks, which run as profiles say.
+    /// Grows to `tracks` tracks, of which the new ones run as profiles say.
     pub fn grow(&mut self, tracks: usize) {
-        let track = Course { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
+        let track =
+            TrackState { factor: 1.0, reference: None, recent: VecDeque::new(), outside: 0 };
         self.tracks.resize(tracks.max(self.tracks.len()), track);
     }
 
-    /// By how much the curve of each track is scaled in the plan in force.
+    /// The factor by which the curve of each track is scaled in the plan in force.
     pub fn factors(&self) -> Vec<f64> {
         self.tracks.iter().map(|t| t.factor).collect()
     }
 
-    /// A new epoch runs: what the old one took says nothing about it.
+    /// Begins a new epoch: the times of the old one say nothing about it.
     pub fn begin(&mut self) {
         for track in &mut self.tracks {
             track.reference = None;
@@ -122,7 +122,7 @@ impl Drift {
         }
     }
 
-    /// A program ran. Says when curves should change.
+    /// Takes in how long a program took. Gives the change if curves should be scaled.
     pub fn observe(&mut self, now: Now, samples: &[Sample]) -> Option<Change> {
         self.programs += 1;
         for sample in samples {
@@ -133,21 +133,21 @@ impl Drift {
                 track.take(ratio, self.margin);
             }
         }
-        let outside = |t: &Course| t.outside >= PATIENCE;
+        let outside = |t: &TrackState| t.outside >= PATIENCE;
         if self.asked || !self.tracks.iter().any(outside) {
             return None;
         }
         if self.resting(now) {
             let far = (1.0 + self.margin).powi(FAR);
-            let is_far = |t: &Course| outside(t) && !(1.0 / far..=far).contains(&t.shift());
+            let is_far = |t: &TrackState| outside(t) && !(1.0 / far..=far).contains(&t.shift());
             if !(self.spare && self.tracks.iter().any(is_far)) {
                 return None;
             }
         }
         self.asked = true;
         // Those that are about to be outside move along: one move instead of two.
-        let moves = |t: &Course| t.outside > 0;
-        let factor = |t: &Course| if moves(t) { t.factor * t.shift() } else { t.factor };
+        let moves = |t: &TrackState| t.outside > 0;
+        let factor = |t: &TrackState| if moves(t) { t.factor * t.shift() } else { t.factor };
         let moved = self.tracks.iter().enumerate().filter(|(_, t)| moves(t));
         Some(Change {
             factors: self.tracks.iter().map(factor).collect(),
@@ -155,8 +155,8 @@ impl Drift {
         })
     }
 
-    /// Asks to look at the plan though nothing changed, unless a change is being looked at, or a move was
-    /// made lately.
+    /// Asks to look at the plan though no curve has changed, unless a change is being looked at, or the last move is
+    /// too recent.
     pub fn ask(&mut self, now: Now) -> Option<Change> {
         // Not by programs: where nothing is asked, none run.
         if self.rest.is_some_and(|(until, _)| now < until) {
@@ -166,12 +166,12 @@ impl Drift {
         (!asked).then(|| Change { factors: self.factors(), moved: Vec::new() })
     }
 
-    /// Whether a move was made lately.
+    /// Whether the last move is too recent for another.
     fn resting(&self, now: Now) -> bool {
         self.rest.is_some_and(|(until, programs)| now < until || self.programs < programs)
     }
 
-    /// The change was looked at and the plan stays: what devices do now is what is expected of them.
+    /// The change was looked at and the plan stays: what devices do now is expected of them from now on.
     pub fn keep(&mut self, change: &Change) {
         self.asked = false;
         for (track, _) in &change.moved {
@@ -182,7 +182,7 @@ impl Drift {
         }
     }
 
-    /// The cluster moves to a plan that was made for the change.
+    /// The cluster moves to the plan that was found for the change.
     pub fn moved(&mut self, now: Now, change: &Change) {
         self.keep(change);
         self.begin_rest(now);
@@ -195,20 +195,20 @@ impl Drift {
         self.rest = Some((now + QUIET, self.programs + QUIET_PROGRAMS));
     }
 
-    /// There is no plan for the change, or no way to it: soon it would be the same.
+    /// There is no plan for the change, or no way to it: another look would soon find the same.
     pub fn refused(&mut self, now: Now) {
         self.dropped();
         self.begin_rest(now);
     }
 
-    /// The change could not be looked at, or not be made.
+    /// The look at the change, or the move, came to nothing.
     pub fn dropped(&mut self) {
         self.asked = false;
         self.tracks.iter_mut().for_each(|t| t.outside = 0);
     }
 }
 
-impl Course {
+impl TrackState {
     fn take(&mut self, ratio: f64, margin: f64) {
         self.recent.truncate(SAMPLES - 1);
         self.recent.push_front(ratio);
@@ -232,7 +232,7 @@ impl Course {
         sorted.get(sorted.len() / 2).copied().unwrap_or(1.0)
     }
 
-    /// By how much its ratio has moved since the epoch began.
+    /// The factor by which the ratio has moved since the epoch began.
     fn shift(&self) -> f64 {
         self.reference.map_or(1.0, |reference| self.median() / reference)
     }
@@ -247,7 +247,7 @@ mod tests {
     struct World {
         drift: Drift,
         now: Now,
-        /// Time between programs.
+        /// The time between programs.
         step: Duration,
     }
 
@@ -256,7 +256,7 @@ mod tests {
             let step = Duration::from_millis(100);
             Self { drift: Drift::new(devices, 0.25), now: Now::ZERO, step }
         }
-        /// One program, with these ratios.
+        /// Runs one program with these ratios.
         fn run(&mut self, ratios: &[f64]) -> Option<Change> {
             self.now += self.step;
             let sample = |(device, ratio): (usize, &f64)| Sample {
@@ -267,7 +267,7 @@ mod tests {
             let samples: Vec<Sample> = ratios.iter().enumerate().map(sample).collect();
             self.drift.observe(self.now, &samples)
         }
-        /// Runs until something changes, at most so many programs.
+        /// Runs at most `most` programs, until something changes.
         fn until(&mut self, most: usize, ratios: &[f64]) -> Option<(usize, Change)> {
             (1..=most).find_map(|n| self.run(ratios).map(|change| (n, change)))
         }

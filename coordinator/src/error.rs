@@ -7,44 +7,44 @@ use tonic::{Code, Status};
 
 /// Limits of a text that the cluster's operator may raise, as messages name them.
 pub(crate) const MAX_ROWS: &str = "max_rows in the cluster file";
-pub(crate) const CACHE_ROWS: &str = "cache_rows in the cluster file";
+pub(crate) const KV_CACHE_TOKENS: &str = "kv_cache_tokens in the cluster file";
 
 /// What can be done about a limit besides shortening the text.
 fn raised(limited_by: &str) -> &'static str {
-    if [MAX_ROWS, CACHE_ROWS].contains(&limited_by) { ", or raise that" } else { "" }
+    if [MAX_ROWS, KV_CACHE_TOKENS].contains(&limited_by) { ", or raise that" } else { "" }
 }
 
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
-    /// Nothing was asked.
+    /// The request asks for nothing.
     #[error("the request has no {what}: give at least one")]
     Nothing {
-        /// What it should have.
+        /// What the request should have, like "texts".
         what: &'static str,
     },
-    /// A text of white space only.
+    /// A text has only white space.
     #[error("text {index} is empty: leave it out, or give it words")]
     EmptyText {
-        /// Which, counted from 0.
+        /// Which text it is, counted from 0.
         index: usize,
     },
-    /// A text of more tokens than fit.
+    /// A text has more tokens than fit.
     #[error(
         "text {index} has {tokens} tokens, and {limited_by} allows {limit}: shorten it{}, or ask to truncate",
         raised(limited_by)
     )]
     TextTooLong {
-        /// Which, counted from 0.
+        /// Which text it is, counted from 0.
         index: usize,
-        /// Its tokens.
+        /// How many tokens the text has.
         tokens: usize,
-        /// How many are allowed.
+        /// How many tokens are allowed.
         limit: u32,
-        /// By what.
+        /// What sets the limit, as the message names it.
         limited_by: &'static str,
     },
-    /// More tokens than fit, where nothing is cut.
+    /// An input has more tokens than fit, and is not cut.
     #[error(
         "{what} has {tokens} tokens, and {limited_by} allows {limit}: shorten it{}",
         raised(limited_by)
@@ -52,32 +52,32 @@ pub enum RequestError {
     TooLong {
         /// What is too long: "the prompt", or which sequence.
         what: String,
-        /// Its tokens.
+        /// How many tokens it has.
         tokens: usize,
-        /// How many are allowed.
+        /// How many tokens are allowed.
         limit: u32,
-        /// By what.
+        /// What sets the limit, as the message names it.
         limited_by: &'static str,
     },
-    /// More texts than one request may have.
+    /// The request has more texts than one request may have.
     #[error("{texts} texts are more than the {limit} of one request: send them in parts")]
     TooManyTexts {
-        /// How many there are.
+        /// How many texts the request has.
         texts: usize,
-        /// How many are allowed.
+        /// How many texts are allowed.
         limit: usize,
     },
-    /// A result beyond what one reply should carry.
+    /// The result would be larger than what one reply should carry.
     #[error(
         "the result would have {bytes} bytes, and a request may ask for {limit}: send the sequences in parts, or ask for less of each"
     )]
     ResultTooLarge {
-        /// How many it would have.
+        /// How many bytes the result would have.
         bytes: u64,
-        /// How many are allowed.
+        /// How many bytes are allowed.
         limit: u64,
     },
-    /// A text of more bytes than its tokens could have.
+    /// A text has more bytes than its tokens could have.
     #[error(
         "{what} has {bytes} bytes, and {limited_by} allows {limit} tokens, for which {most} bytes are read: shorten it{}",
         raised(limited_by)
@@ -85,145 +85,145 @@ pub enum RequestError {
     TextTooLarge {
         /// What is too large: "the prompt", or which text.
         what: String,
-        /// Its bytes.
+        /// How many bytes the text has.
         bytes: usize,
-        /// How many are read.
+        /// The most bytes that are read of it.
         most: usize,
         /// How many tokens are allowed.
         limit: u32,
-        /// By what.
+        /// What sets the limit, as the message names it.
         limited_by: &'static str,
     },
-    /// A request of more bytes than are taken.
+    /// The request has more bytes than are taken.
     #[error("the request has {bytes} bytes, and {limit} are taken: send it in parts")]
     RequestTooLarge {
-        /// How many it has.
+        /// How many bytes the request has.
         bytes: u64,
-        /// How many are taken.
+        /// How many bytes are taken.
         limit: u64,
     },
-    /// A client holds as much of the coordinator's memory as it may.
+    /// The client holds as much of the coordinator's memory as it may.
     #[error(
         "a client may hold {limit} of the coordinator's memory (client_memory in the cluster file); this one holds {held}, and the request needs {more} more: {}",
         if more > limit { "send it in parts" } else { "take the answers first, or send less at a time" }
     )]
     ClientMemory {
-        /// What it holds.
+        /// What the client holds already.
         held: Bytes,
-        /// What it would need.
+        /// What the request needs in addition.
         more: Bytes,
-        /// What it may hold.
+        /// What one client may hold.
         limit: Bytes,
     },
-    /// A token id that the model does not have.
+    /// A token id is not in the model's vocabulary.
     #[error("sequence {index} has token {token}, and the vocabulary has {vocabulary}")]
     UnknownToken {
-        /// Which sequence, counted from 0.
+        /// Which sequence has the token, counted from 0.
         index: usize,
-        /// The id.
+        /// The token id that is not known.
         token: u32,
-        /// Entries of the vocabulary.
+        /// How many tokens the vocabulary has.
         vocabulary: u32,
     },
-    /// An output that the model does not have.
+    /// The model does not have the output that is wanted.
     #[error("model {model} has no {wanted}: {why}")]
     UnsupportedOutput {
-        /// Which model.
+        /// The name of the model.
         model: String,
-        /// What was asked.
+        /// The output that was asked for.
         wanted: String,
-        /// Why not.
+        /// The reason why the model does not have it.
         why: String,
     },
-    /// A model directory without what the request needs.
+    /// The model directory lacks what the request needs.
     #[error("{why}")]
     Model {
         /// What is missing or damaged.
         why: String,
     },
-    /// A request that is malformed in another way.
+    /// The request is malformed in another way.
     #[error("{why}")]
     Invalid {
-        /// What is wrong.
+        /// What is wrong with the request.
         why: String,
     },
     /// The queue is full.
     #[error("{queue} requests are waiting already: try again later")]
     Overloaded {
-        /// Places of the queue.
+        /// How many requests may wait.
         queue: usize,
     },
     /// The request's time is over.
     #[error("the request was not done within {allowed:?}{}", if *ours { ", what this coordinator allows one that does not say" } else { "" })]
     Deadline {
-        /// How much time it had.
+        /// How much time the request had.
         allowed: Duration,
-        /// Whether it is the coordinator's limit, and not the caller's.
+        /// Whether the limit is the coordinator's, and not the caller's.
         ours: bool,
     },
     /// The cluster is not ready.
     #[error("the cluster is not ready: {reason}")]
     Unavailable {
-        /// Whose fault it is, if a device's.
+        /// The device that stands in the way, if it is one.
         device: Option<DeviceName>,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// The cluster will not be ready before somebody changes it.
     #[error("there is no plan for this cluster as it is: {reason}")]
     NoPlan {
-        /// Whose fault it is, if a device's.
+        /// The device that stands in the way, if it is one.
         device: Option<DeviceName>,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// A device was lost while the request ran.
     #[error("device {device} was lost while the request ran: {reason}")]
     DeviceLost {
-        /// Which.
+        /// The device that was lost.
         device: DeviceName,
-        /// How that was noticed.
+        /// How the loss was noticed.
         reason: String,
     },
     /// A device could not run the program.
     #[error("device {device} failed: {reason}")]
     DeviceFailed {
-        /// Which.
+        /// The device that failed.
         device: DeviceName,
-        /// Why.
+        /// The reason, for people.
         reason: String,
         /// Whether another try may help.
         retryable: bool,
     },
-    /// What was kept of a text is gone, and its tokens have to go through again.
+    /// The cached rows of a sequence are gone, and its tokens have to be computed again.
     #[error("what was kept of the text in epoch {epoch} is gone with that epoch")]
-    TextLost {
-        /// Where it was kept.
+    CacheLost {
+        /// The epoch in which the rows were cached.
         epoch: galaxy_common::Epoch,
     },
     /// No more requests are taken.
     #[error("the coordinator is draining and takes no more requests")]
     Draining,
-    /// A trace that is not kept.
+    /// The trace of a request is not kept.
     #[error("request {request} is not among the last {kept} requests{}", last.map(|l| format!("; the last one is {l}")).unwrap_or_default())]
     NoTrace {
-        /// Which.
+        /// The number of the request.
         request: u64,
-        /// How many are kept.
+        /// How many requests are kept.
         kept: usize,
-        /// The last one.
+        /// The number of the last request, if there was one.
         last: Option<u64>,
     },
-    /// A fault of ours.
+    /// A fault of the coordinator itself.
     #[error("internal fault: {why}")]
     Internal {
-        /// What broke.
+        /// What broke, for people.
         why: String,
     },
 }
 
 impl RequestError {
-    /// The stable name in snake case.
+    /// The stable name of the error, in snake case.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Nothing { .. } | Self::Invalid { .. } => "invalid_argument",
@@ -244,7 +244,7 @@ impl RequestError {
             Self::NoPlan { .. } => "no_plan",
             Self::DeviceLost { .. } => "device_lost",
             Self::DeviceFailed { .. } => "device_failed",
-            Self::TextLost { .. } => "text_lost",
+            Self::CacheLost { .. } => "text_lost",
             Self::Draining => "draining",
             Self::NoTrace { .. } => "no_trace",
             Self::Internal { .. } => "internal",
@@ -257,7 +257,7 @@ impl RequestError {
             Self::Overloaded { .. }
             | Self::Unavailable { .. }
             | Self::DeviceLost { .. }
-            | Self::TextLost { .. } => true,
+            | Self::CacheLost { .. } => true,
             Self::DeviceFailed { retryable, .. } => *retryable,
             Self::ClientMemory { more, limit, .. } => more <= limit,
             Self::Deadline { ours, .. } => *ours,
@@ -265,16 +265,16 @@ impl RequestError {
         }
     }
 
-    /// Whether it is over once the cluster has mended itself, so that what ran is run again.
+    /// Whether the error is over once the cluster has recovered, so that what failed is run again.
     pub fn passes(&self) -> bool {
         match self {
             Self::DeviceFailed { retryable, .. } => *retryable,
-            Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::TextLost { .. } => true,
+            Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::CacheLost { .. } => true,
             _ => false,
         }
     }
 
-    /// The device whose fault it is.
+    /// The device that caused the error, if it is known.
     pub fn device(&self) -> Option<&DeviceName> {
         match self {
             Self::Unavailable { device, .. } | Self::NoPlan { device, .. } => device.as_ref(),
@@ -303,7 +303,7 @@ impl RequestError {
             Self::Unavailable { .. } | Self::DeviceLost { .. } | Self::Draining => {
                 Code::Unavailable
             }
-            Self::DeviceFailed { .. } | Self::TextLost { .. } => Code::Aborted,
+            Self::DeviceFailed { .. } | Self::CacheLost { .. } => Code::Aborted,
             Self::NoTrace { .. } => Code::NotFound,
             Self::Internal { .. } => Code::Internal,
         }

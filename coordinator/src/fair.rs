@@ -1,7 +1,7 @@
-//! Something of which there is only so much, shared by clients in turns.
+//! A number of units of something, shared by clients in turns.
 //!
-//! Of those that wait, the client that was served longest ago comes next, and of one client's requests
-//! the first. Who comes next is waited for, however much it wants: nobody is passed over for being large.
+//! Of those that wait, the client that was served longest ago comes next, with the first of its requests. The next one
+//! is waited for, however much it wants: no request is passed over for being large.
 
 use crate::client_memory::Who;
 use std::{
@@ -11,11 +11,11 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Clients whose last turn is remembered.
+/// How many clients are remembered with their last turn.
 const REMEMBERED: usize = 1024;
 
-/// The order of what these clients have, of all at once: clients in turns, and what one client has in the order in
-/// which it stands here.
+/// The order in which items of these clients take their turns: clients alternate, and the items of one client keep the
+/// order in which they stand here.
 pub(crate) fn in_turns<K: Hash + Eq>(clients: impl IntoIterator<Item = K>) -> Vec<usize> {
     let mut of_client: HashMap<K, usize> = HashMap::new();
     let turn = |(index, client): (usize, K)| {
@@ -28,7 +28,7 @@ pub(crate) fn in_turns<K: Hash + Eq>(clients: impl IntoIterator<Item = K>) -> Ve
     order.into_iter().map(|(_, index)| index).collect()
 }
 
-/// So much of something. Copies are the same.
+/// A number of units that clients share. Copies share the same units.
 #[derive(Clone, Debug)]
 pub(crate) struct Fair(Arc<Mutex<State>>);
 
@@ -36,11 +36,11 @@ pub(crate) struct Fair(Arc<Mutex<State>>);
 struct State {
     free: u32,
     waiting: VecDeque<Waiting>,
-    /// The number of who waited last.
+    /// The number of the request that began to wait last.
     number: u64,
-    /// When clients were served last, counted in times that anybody was,
+    /// When each client was served last, by the count `times`.
     served: HashMap<Who, u64>,
-    /// and how many times that was.
+    /// How many times any client was served.
     times: u64,
 }
 
@@ -62,7 +62,7 @@ impl State {
         self.served.insert(who.clone(), self.times);
     }
 
-    /// Who comes next, if there is enough for it.
+    /// Serves the request that comes next, if there is enough for it.
     fn next(&mut self) -> Option<Waiting> {
         let last = |who: &Who| self.served.get(who).copied().unwrap_or(0);
         let (at, next) = self.waiting.iter().enumerate().min_by_key(|(_, w)| last(&w.who))?;
@@ -76,7 +76,7 @@ impl State {
 }
 
 impl Fair {
-    /// So much, all of it free.
+    /// `much` units, all of them free.
     pub fn new(much: u32) -> Self {
         Self(Arc::new(Mutex::new(State {
             free: much,
@@ -87,12 +87,12 @@ impl Fair {
         })))
     }
 
-    /// How many wait.
+    /// How many requests wait.
     pub fn waiting(&self) -> usize {
         self.state().waiting.len()
     }
 
-    /// Waits for so much; more than there is never comes.
+    /// Waits for `wants` units. More units than there are never come.
     ///
     /// # Cancel safety
     /// Dropping the future takes nothing.
@@ -130,7 +130,7 @@ impl Fair {
     fn hand_out(&self) {
         loop {
             let Some(Waiting { wants, take, .. }) = self.state().next() else { return };
-            // Who is gone gives it back.
+            // If the receiver is gone, the share is dropped, and so given back.
             drop(take.send(Share { of: self.clone(), much: wants }));
         }
     }
@@ -140,7 +140,7 @@ impl Fair {
     }
 }
 
-/// A part of it, given back on drop.
+/// Units that were taken, given back on drop.
 #[derive(Debug)]
 pub(crate) struct Share {
     of: Fair,

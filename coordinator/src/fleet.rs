@@ -7,12 +7,12 @@ pub use local::LocalFleet;
 pub use remote::{Loading, Notice, Planning, ProfileSource, RemoteFleet};
 
 use galaxy_common::{
-    BatchShape, Burst, Bytes, Cache, DeviceName, Epoch, Row, SequenceNumber, Span, Text,
+    BatchShape, Burst, Bytes, Cache, DeviceName, Epoch, Row, Sequence, SequenceNumber, Span,
     plan::{DevicePlan, Phase, Plan, Strategy},
 };
 use galaxy_engine::{
     compute::Inputs,
-    generate::{Decoded, Told},
+    generate::{Decoded, TokenEvent},
 };
 use galaxy_graph::{Lowered, Program, digest, program::Output};
 use galaxy_model::{Formats, ModelDir, ModelSpec};
@@ -32,26 +32,26 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Whether programs may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// They may, in this epoch.
+    /// Programs may run, in this epoch.
     Ready(Epoch),
-    /// Soon: the cluster moves from one plan to another. Programs wait.
+    /// The cluster moves from one plan to another, and programs wait for that.
     Moving {
-        /// What people are told meanwhile.
+        /// What the cluster does meanwhile, for people.
         reason: String,
     },
-    /// Not now.
+    /// Programs may not run now.
     Waiting {
-        /// Because of whom, if it is a device.
+        /// The device that stands in the way, if it is one.
         device: Option<DeviceName>,
-        /// Why.
+        /// The reason, for people.
         reason: String,
-        /// Whether there is no plan for the devices that there are, so that waiting does not help.
+        /// Whether there is no plan for the devices as they are, so that waiting does not help.
         planless: bool,
     },
 }
 
 impl Readiness {
-    /// Not now, and no device is to blame.
+    /// Programs may not run now, and no device is to blame.
     pub fn waiting(reason: impl Into<String>) -> Self {
         Self::Waiting { device: None, reason: reason.into(), planless: false }
     }
@@ -72,7 +72,7 @@ impl Readiness {
         }
     }
 
-    /// What programs wait for that may not run now: a device, if it is one, and why.
+    /// What keeps programs from running now: a device, if it is one, and the reason. None if they may run.
     pub fn obstacle(&self) -> Option<(Option<&DeviceName>, &str)> {
         match self {
             Self::Ready(_) => None,
@@ -82,59 +82,59 @@ impl Readiness {
     }
 }
 
-/// One program to run.
+/// A program to run on every device.
 #[derive(Debug, Clone)]
 pub struct Task {
-    /// Of this shape,
+    /// The shape of the batch.
     pub shape: BatchShape,
-    /// with these rows.
+    /// The inputs of the batch's rows: tokens or image patches.
     pub inputs: Inputs,
-    /// The sequences whose keys and values are kept: one for each segment, or none where nothing is.
+    /// The sequences whose keys and values are cached: one for each segment, or none where nothing is cached.
     pub cached: Vec<CachedSequence>,
-    /// The tokens that are generated for those of which the shape wants some.
+    /// The tokens to generate for the segments of which the shape wants some.
     pub burst: Option<Burst>,
 }
 
 impl Task {
-    /// A program that leaves nothing behind.
+    /// A program that leaves nothing in the KV cache, and generates no tokens.
     pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
         Self { shape, inputs: inputs.into(), cached: Vec::new(), burst: None }
     }
 
-    /// What its programs are lowered for.
+    /// The phase that its programs are lowered for.
     pub fn phase(&self) -> Phase {
         self.burst.as_ref().map_or(Phase::Prefill, |burst| burst.phase)
     }
 
-    /// Who is told of the tokens of each sequence that gets some, in the order of the batch.
-    pub fn listeners(&self) -> Vec<mpsc::UnboundedSender<Told>> {
+    /// The listeners of the sequences that get tokens, in the order of the batch.
+    pub fn listeners(&self) -> Vec<mpsc::UnboundedSender<TokenEvent>> {
         let of = |(at, ..): (usize, _, _)| self.cached.get(at).map(|cached| cached.tell.clone());
         self.shape.choices().filter_map(of).collect()
     }
 }
 
-/// A sequence whose keys and values are kept.
+/// A sequence whose keys and values are cached.
 #[derive(Debug, Clone)]
 pub struct CachedSequence {
-    /// Where it begins or gets more room: the sequence with the rows that it has room for from now on, and the
-    /// blocks that these are in.
-    pub room: Option<(Arc<Text>, Arc<[u32]>)>,
-    /// The epoch whose blocks these are, and in which its past is.
+    /// Where the sequence begins or gets more blocks: the sequence with the rows that it has room
+    /// for from now on, and the blocks that these are in.
+    pub room: Option<(Arc<Sequence>, Arc<[u32]>)>,
+    /// The epoch whose blocks these are, and in which its rows were cached.
     pub epoch: Epoch,
-    /// Is told of each token as it is generated.
-    pub tell: mpsc::UnboundedSender<Told>,
+    /// Receives each token as it is generated.
+    pub tell: mpsc::UnboundedSender<TokenEvent>,
 }
 
 /// What one program cost one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceCost {
-    /// From its start to the end of its last operation, in ns.
+    /// Time from the start of the program to the end of its last operation, in ns.
     pub total_ns: u64,
-    /// Its compute lane at work, in ns.
+    /// Time for which its compute lane worked, in ns.
     pub compute_busy_ns: u64,
-    /// The busiest of its loaders at work, in ns.
+    /// Time for which the busiest of its loaders worked, in ns.
     pub disk_busy_ns: u64,
-    /// Its compute lane idle until a receive ended, in ns.
+    /// Time for which its compute lane was idle until a receive ended, in ns.
     pub awaiting_receive_ns: u64,
     /// Bytes that it sent to other devices.
     pub bytes_sent: u64,
@@ -145,28 +145,28 @@ pub struct DeviceCost {
 /// What one device did with a program.
 #[derive(Debug, Clone)]
 pub struct DeviceRun {
-    /// Which device.
+    /// The name of the device.
     pub name: DeviceName,
-    /// What its results are,
+    /// What each result of the device is.
     pub outputs: Vec<Output>,
-    /// and their values.
+    /// The values of each result, in the order of `outputs`.
     pub values: Vec<Vec<f32>>,
-    /// What it cost.
+    /// What the program cost the device.
     pub cost: DeviceCost,
 }
 
 /// A program that ran on every device.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// In which epoch.
+    /// The epoch in which it ran.
     pub epoch: Epoch,
-    /// Its place in the epoch.
+    /// Its sequence number in the epoch.
     pub sequence: SequenceNumber,
-    /// By which plan.
+    /// The plan by which it ran.
     pub plan: Arc<Plan>,
-    /// The devices, by rank.
+    /// What each device did, by rank.
     pub devices: Vec<DeviceRun>,
-    /// From dispatch to the last result.
+    /// Time from dispatch to the last result.
     pub took: Duration,
     /// What its burst has decoded, if it had one.
     pub decoded: Decoded,
@@ -175,70 +175,70 @@ pub struct Run {
 /// When the operations of one program started and ended on one device.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline {
-    /// For each operation: start and end, in ns of the device's own clock.
+    /// Start and end of each operation, in ns of the device's own clock.
     pub operations: Vec<(u64, u64)>,
-    /// What to add to get to the coordinator's clock, in ns.
+    /// What to add to these times to get the coordinator's clock, in ns.
     pub offset_ns: i64,
 }
 
 /// A device, as a status shows it.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceView {
-    /// Its name.
+    /// The name of the device.
     pub name: String,
-    /// Where its worker is.
+    /// The address of its worker.
     pub address: String,
-    /// unreachable, connected, placing, ready, lost or idle.
+    /// Its state: unreachable, connected, placing, ready, lost or idle.
     pub state: &'static str,
     /// More about it, for a person.
     pub detail: String,
-    /// Its part of the plan, if it has one.
+    /// Its part of the plan; none if the plan gives it none.
     pub part: Option<DevicePlan>,
-    /// Weights as held; 0 before it is placed.
+    /// Bytes of the weights that it holds; 0 before it is placed.
     pub weight_bytes: Bytes,
-    /// What it grants.
+    /// The memory that it grants.
     pub budget: Bytes,
-    /// What its part needs.
+    /// The memory that its part needs.
     pub needed: Bytes,
-    /// Kernel threads.
+    /// How many threads its kernels use.
     pub threads: u16,
-    /// Its widest kernels.
+    /// The widest vector instructions that its kernels use.
     pub processor: String,
 }
 
-/// What a fleet was asked for, and what it makes of it.
+/// What a fleet was asked for, and the plan that it has for that.
 #[derive(Debug, Clone)]
-pub struct Outlook {
-    /// How work is to be cut.
+pub struct FleetStatus {
+    /// How work is to be split over the devices.
     pub strategy: Strategy,
-    /// Most rows of one program.
+    /// The most rows of one program.
     pub max_rows: u32,
     /// The plan that is placed, or will be; none before devices have been asked.
     pub plan: Option<Arc<Plan>>,
-    /// That plan in words.
+    /// The plan as a phrase, for people.
     pub what: String,
-    /// How long a typical text is predicted to take.
+    /// How long a typical text is predicted to take, if that is predicted.
     pub predicted: Option<Duration>,
-    /// What is kept of texts that go on.
+    /// The size and type of the KV cache.
     pub cache: Cache,
 }
 
-/// What executes programs. One at a time: the caller holds the turn.
+/// What executes programs, one at a time: the caller holds the turn.
 pub trait Fleet: Send + Sync {
     /// Whether programs may run, now and later.
     fn readiness(&self) -> watch::Receiver<Readiness>;
-    /// What it was asked for, and what it makes of it.
-    fn outlook(&self) -> Outlook;
+    /// What it was asked for, and the plan that it has for that.
+    fn status(&self) -> FleetStatus;
     /// The plan that is placed, or will be; none before devices have been asked.
     fn plan(&self) -> Option<Arc<Plan>> {
-        self.outlook().plan
+        self.status().plan
     }
-    /// Runs one program on every device. Not to be dropped before it is done: the caller gives it
-    /// a task of its own, so that a program runs on all devices or on none.
+    /// Runs one program on every device. Not to be dropped before it is done: the caller gives it a
+    /// task of its own, so that a program runs on all devices or on none.
     fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>>;
-    /// Asks the burst that runs to end behind its next step, if one runs. Waits for nothing.
+    /// Asks the burst that runs, if one does, to end after its next step. Does not wait for that.
     fn end_burst(&self);
-    /// Gives back the room of a text that goes on no more. None of its programs runs.
+    /// Has the devices give back the blocks of a sequence, of which no program runs.
     fn forget(&self, epoch: Epoch, slot: u32) -> BoxFuture<'_, ()>;
     /// The measured operations of a program that ran lately, by rank.
     fn timelines(
@@ -252,22 +252,23 @@ pub trait Fleet: Send + Sync {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// Shapes that are kept: what is kept of each is small.
+/// How many shapes are kept: what is kept of each is small.
 const LOWERED: usize = 256;
 
-/// What the programs of a shape are known by, and what they give.
+/// What the coordinator knows of the programs of a shape: their digest, and what they give.
 pub(crate) struct Dispatch {
-    /// Of all programs.
+    /// The digest of all the programs.
     pub(crate) digest: [u8; 32],
-    /// Results of each device, by rank,
+    /// The results of each device, by rank.
     pub(crate) outputs: Vec<Vec<Output>>,
-    /// and the rows that it embeds.
+    /// The rows that each device embeds, by rank.
     pub(crate) embedded: Vec<Span<Row>>,
-    /// How long the kernels and loaders of each device work on it by its profile, by rank.
+    /// How long the kernels and loaders of each device work on it by its profile, by rank; none
+    /// where that is not predicted.
     pub(crate) busy: Option<Vec<Busy>>,
 }
 
-/// Dispatches by shape. The programs themselves are the workers' matter.
+/// Dispatches by shape. Only the workers keep the programs themselves.
 pub(crate) struct Dispatches {
     spec: ModelSpec,
     formats: Formats,
@@ -305,7 +306,7 @@ impl Dispatches {
     }
 }
 
-/// Runs `work` where blocking is allowed.
+/// Runs `work` on a thread where blocking is allowed.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RequestError> {

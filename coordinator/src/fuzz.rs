@@ -5,7 +5,7 @@ use crate::{
     error::RequestError,
     fleet::{Timeline, remote::execute},
     profile::links,
-    session::Said,
+    session::GenerateEvent,
     trace::{Trace, TracedProgram},
 };
 use galaxy_common::{DeviceName, LinkProfile, LinkType, RequestId};
@@ -15,18 +15,18 @@ use galaxy_proto::v1;
 use std::time::Duration;
 use tonic::{Status, metadata::MetadataMap};
 
-/// What a raw request asks for.
+/// Decodes the output that a raw request asks for.
 ///
 /// # Errors
-/// As the call.
+/// The status that the call would give.
 pub fn output(request: &v1::RunRequest) -> Result<RunOutput, Status> {
     api::output(request)
 }
 
-/// The time that a call may take.
+/// Decodes the time that a call may take.
 ///
 /// # Errors
-/// As the call.
+/// The status that the call would give.
 pub fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
     api::timeout(metadata)
 }
@@ -52,10 +52,10 @@ pub fn link_profile(
     links::link_profile(from, to, link, reply)
 }
 
-/// A trace of what devices say that they did.
+/// A trace of what devices report that they did.
 ///
 /// # Errors
-/// As the call.
+/// The error that the call would give.
 pub fn trace(
     spec: &ModelSpec,
     measured: Vec<(TracedProgram, Vec<Timeline>)>,
@@ -63,12 +63,12 @@ pub fn trace(
     Trace::new((spec, &Formats::default()), RequestId(1), measured, 0)
 }
 
-/// What a client is told of a token, by what a device says of it; the vocabulary has so many.
+/// The event that a client gets of a token, by what a device sends of it; the vocabulary has `vocabulary` tokens.
 ///
 /// # Errors
-/// As the program that made it.
+/// When what the device sends is no token of the vocabulary.
 pub fn told(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
     let step = v1::GeneratedStep { counts: vec![1], tokens: token.to_vec().into() };
-    let told = execute::told(&step, vocabulary, 1)?;
-    Ok(api::generated(Said::Token(generate::token(&told[0].1, String::new()))))
+    let told = execute::token_events(&step, vocabulary, 1)?;
+    Ok(api::generated(GenerateEvent::Token(generate::token(&told[0].1, String::new()))))
 }

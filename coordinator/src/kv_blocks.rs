@@ -1,69 +1,69 @@
-//! Which sequence has which blocks of the devices' key-value caches, and which rows of ended sequences are there
-//! still: the prefix cache.
+//! The blocks of the KV cache that each sequence has, and the rows of ended sequences that are still cached: the prefix
+//! cache.
 //!
-//! Pure: what devices are told, and in which order, is the caller's matter. Blocks have the same numbers on all
-//! devices, and are those of an epoch: with the next one all are free. Sequences that begin alike share whole blocks.
-//! A block that is not full is shared with none; a sequence that goes on behind another that has ended gets
-//! that one's last block too, and the other is given up.
+//! Pure: the caller tells the devices what they have to know, in the right order. Blocks have the same numbers on all
+//! devices, and belong to an epoch: when the next one begins, all are free. Sequences that begin alike share whole
+//! blocks. A block that is not full is never shared; a sequence that continues one that has ended takes over that one's
+//! last block, too, and the ended sequence is given up.
 
 use crate::client_memory::Who;
 use galaxy_common::{BlockTables, Cache, Epoch};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The fewest rows of another sequence's last block that are worth to be taken over.
+/// The fewest rows of another sequence's last block that are worth taking over.
 const LEAST: usize = 16;
 
-/// The blocks of an epoch.
+/// The blocks of the KV cache in an epoch.
 pub struct KvBlocks {
     epoch: Epoch,
     cache: Cache,
     tables: BlockTables,
-    /// How many blocks of each sequence devices know of, by slot.
-    told: BTreeMap<u32, usize>,
-    /// Sequences that have ended, the one that was of use longest ago first.
+    /// How many blocks of each sequence devices know of, by its slot.
+    announced: BTreeMap<u32, usize>,
+    /// Sequences that have ended, the least recently used first.
     ended: Vec<Ended>,
 }
 
-/// A sequence that has ended, whose rows are kept until their blocks are needed.
+/// A sequence that has ended, whose rows stay cached until their blocks are needed.
 struct Ended {
     slot: u32,
-    /// Whose it was: others get nothing of it.
+    /// The client whose sequence it was: others get none of its rows.
     client: Who,
-    /// The tokens of its rows.
+    /// The tokens of its cached rows.
     tokens: Vec<u32>,
 }
 
-/// Rows that are there of what a sequence begins with.
+/// Cached rows of an ended sequence that begins as another does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
-    /// The slot of the sequence that has ended of which they are.
+    /// The slot of the ended sequence whose rows they are.
     pub of: u32,
-    /// How many they are.
+    /// How many rows they are.
     pub rows: u32,
-    /// Whether that one's last block is taken over, and it is given up.
+    /// Whether the last block of the ended sequence is taken over, so that the sequence is given up.
     last: bool,
 }
 
 /// The blocks that a sequence gets.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Got {
-    /// All of them, in order of rows; none where devices know of all.
+pub struct Allocation {
+    /// All its blocks, in the order of its rows; none where devices know of all of them already.
     pub table: Option<Arc<[u32]>>,
-    /// Slots of ended sequences that devices have to forget before they run what the blocks are for,
+    /// Slots of ended sequences that devices have to forget before they run what the blocks are for.
     pub before: Vec<u32>,
-    /// and of one that they have to forget behind it.
+    /// The slot of an ended sequence that devices have to forget after that.
     pub after: Option<u32>,
 }
 
 impl Default for KvBlocks {
     fn default() -> Self {
         let (epoch, cache, tables) = (Epoch::default(), Cache::NONE, BlockTables::new(Cache::NONE));
-        Self { epoch, cache, tables, told: BTreeMap::new(), ended: Vec::new() }
+        Self { epoch, cache, tables, announced: BTreeMap::new(), ended: Vec::new() }
     }
 }
 
 impl KvBlocks {
-    /// Lets go of all that was in another epoch.
+    /// Forgets everything if the epoch or the cache is another.
     pub fn enter(&mut self, epoch: Epoch, cache: Cache) {
         if (self.epoch, self.cache) != (epoch, cache) {
             let tables = BlockTables::new(cache);
@@ -76,23 +76,24 @@ impl KvBlocks {
         self.epoch
     }
 
-    /// Blocks in all.
+    /// How many blocks there are in all.
     pub fn all(&self) -> u32 {
         self.cache.blocks()
     }
 
-    /// Blocks that no sequence has which goes on.
+    /// How many blocks no running sequence has: free ones, and those of ended sequences.
     pub fn free(&self) -> u32 {
         self.room(&self.spared(&[])) as u32
     }
 
-    /// Blocks of a sequence.
+    /// How many blocks a sequence has.
     pub fn held(&self, slot: u32) -> u32 {
         self.tables.held(slot) as u32
     }
 
-    /// The rows that are there of what a sequence begins with, of a client whose own they are. One row at least is
-    /// run anew: its logits are not kept. None where the blocks that they are in are needed for the others.
+    /// The cached rows with which a sequence of a client begins, of an ended sequence of the same client. One row at
+    /// least is computed again, because its logits are not kept. None where there are no such rows, or where their
+    /// blocks are needed for the other rows of the sequence.
     pub fn prefix(&self, client: &Who, tokens: &[u32]) -> Option<Prefix> {
         let of = |ended: &Ended| {
             let alike = tokens.iter().zip(&ended.tokens).take_while(|(a, b)| a == b).count();
@@ -104,7 +105,7 @@ impl KvBlocks {
             let rows = if last { rows } else { whole } as u32;
             Prefix { of: ended.slot, rows, last }
         };
-        // Until the rows have run the one that they are of is there, too.
+        // Until the rows have run, the ended sequence has its blocks, too.
         let has_room = |prefix: &Prefix| {
             let more =
                 (tokens.len() as u32).div_ceil(Cache::BLOCK) - prefix.rows.div_ceil(Cache::BLOCK);
@@ -116,27 +117,27 @@ impl KvBlocks {
         longest.filter(|prefix| prefix.rows > 0 && has_room(prefix))
     }
 
-    /// Ended sequences, but for those that are needed.
+    /// The slots of ended sequences, without those that are `needed`.
     fn spared(&self, needed: &[u32]) -> Vec<u32> {
         let ended = self.ended.iter().map(|ended| ended.slot);
         ended.filter(|slot| !needed.contains(slot)).collect()
     }
 
-    /// Blocks that are free once these are given up.
+    /// How many blocks are free once these ended sequences are given up.
     fn room(&self, spared: &[u32]) -> usize {
         self.tables.free() + self.tables.only_of(spared.iter().copied())
     }
 
-    /// Gives a sequence blocks for so many rows; where it begins, the first of them with the rows of `prefix`. Room
-    /// comes from ended sequences, the one that was of use longest ago first, but not from those that are
-    /// `needed`. None where there is none; then it has what it had.
+    /// Gives a sequence blocks for `rows` rows; where it begins, the first of them with the rows of `prefix`. Blocks of
+    /// ended sequences are taken for that, of the least recently used first, but not of those that are `needed`. None
+    /// where there are not enough; then the sequence has what it had.
     pub fn take(
         &mut self,
         slot: u32,
         prefix: Option<Prefix>,
         rows: u32,
         needed: &[u32],
-    ) -> Option<Got> {
+    ) -> Option<Allocation> {
         let had = self.tables.held(slot);
         if let Some(Prefix { of, rows, .. }) = prefix {
             self.tables.share(slot, of, rows.div_ceil(Cache::BLOCK) as usize);
@@ -149,7 +150,7 @@ impl KvBlocks {
             self.tables.keep(slot, had);
             return None;
         }
-        let mut got = Got { table: None, before: Vec::new(), after: None };
+        let mut got = Allocation { table: None, before: Vec::new(), after: None };
         let mut spared = spared.into_iter();
         let table = loop {
             match self.tables.take(slot, rows) {
@@ -167,43 +168,44 @@ impl KvBlocks {
                     self.drop_ended(of);
                     got.after = Some(of);
                 }
-                // It was of use now.
+                // The ended sequence is the most recently used now.
                 false => self.ended.sort_by_key(|ended| ended.slot == of),
             }
         }
-        got.table = (table.len() > self.told.get(&slot).copied().unwrap_or(0)).then_some(table);
+        got.table =
+            (table.len() > self.announced.get(&slot).copied().unwrap_or(0)).then_some(table);
         Some(got)
     }
 
     /// Notes that devices know which blocks a sequence has.
-    pub fn told(&mut self, slot: u32) {
+    pub fn note_announced(&mut self, slot: u32) {
         let held = self.tables.held(slot);
         if held > 0 {
-            self.told.insert(slot, held);
+            self.announced.insert(slot, held);
         }
     }
 
-    /// Takes back the blocks of a sequence, of which nothing is kept. False where it had none, so that devices
+    /// Takes back the blocks of a sequence, of which nothing stays cached. False where it had none, so that devices
     /// know nothing of it.
     pub fn give(&mut self, slot: u32) -> bool {
         let had = self.held(slot) > 0;
         self.tables.give(slot);
-        self.told.remove(&slot);
+        self.announced.remove(&slot);
         had
     }
 
-    /// A sequence has ended, whose rows in the cache are of these tokens: they are kept until their room is needed.
-    /// Gives the slots that devices have to forget.
+    /// Ends a sequence whose cached rows are those of `tokens`; they stay cached until their blocks are needed. Gives
+    /// the slots that devices have to forget.
     pub fn end(&mut self, slot: u32, client: Who, tokens: Vec<u32>) -> Vec<u32> {
         if tokens.len() < LEAST {
             return if self.give(slot) { vec![slot] } else { Vec::new() };
         }
-        // One that another is the beginning of is of no more use.
+        // An ended sequence with which this one begins is of no more use.
         let covered = |ended: &Ended| ended.client == client && tokens.starts_with(&ended.tokens);
         let of_no_use = self.ended.iter().filter(|ended| covered(ended));
         let mut forgotten: Vec<u32> = of_no_use.map(|ended| ended.slot).collect();
         self.ended.push(Ended { slot, client, tokens });
-        // What tokens are chosen with has room for as many sequences as there are blocks, those that go on among them.
+        // The state of samplers has room for as many sequences as there are blocks, running ones among them.
         let most = (self.all() as usize / 2).max(1);
         let oldest = self.ended.len().saturating_sub(most);
         forgotten.extend(self.ended.iter().take(oldest).map(|ended| ended.slot));
@@ -237,7 +239,7 @@ mod tests {
         (0..rows).collect()
     }
 
-    fn table(got: Got) -> Vec<u32> {
+    fn table(got: Allocation) -> Vec<u32> {
         got.table.unwrap().to_vec()
     }
 
@@ -245,7 +247,7 @@ mod tests {
     fn the_next_turn_finds_all_rows_of_the_last() {
         let mut kv = blocks(6);
         assert_eq!(table(kv.take(1, None, 400, &[]).unwrap()), [0, 1, 2]);
-        kv.told(1);
+        kv.note_announced(1);
         assert_eq!(kv.take(1, None, 500, &[]).unwrap().table, None, "devices know of its blocks");
         assert!(kv.end(1, None, tokens(500)).is_empty());
         assert_eq!((kv.free(), kv.held(1)), (6, 3));

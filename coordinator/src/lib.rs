@@ -1,12 +1,11 @@
 //! The coordinator: the one place that clients ask.
 //!
-//! A request comes in through [`api`], is checked and turned into batches by [`session`], waits
-//! in [`admission`], and runs on the [`fleet`] (sequences that generate tokens together, as `scheduler` decides): on workers over gRPC, whose presence
-//! [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file or from profiles,
-//! or on engines in this process. What devices and links can do is measured by [`profile`]; [`drift`]
-//! sees when a device does it no more. Workers without the model are brought what they need of it
-//! (`supply`). Activations never pass through here: devices hand over results
-//! only.
+//! A request comes in through [`api`], is checked and turned into batches by [`session`], waits in [`admission`], and
+//! runs on the [`fleet`] (sequences that generate tokens run together, as `scheduler` decides): on workers over gRPC,
+//! whose presence [`membership`] follows and whose parts [`placement`] cuts from the [`cluster`] file or from profiles,
+//! or on engines in this process. What devices and links can do is measured by [`profile`]; [`drift`] notices when a
+//! device does it no longer. Workers without the model are supplied with what they need of it (`supply`). Activations
+//! never pass through here: devices hand over results only.
 
 pub mod admission;
 pub mod api;
@@ -23,13 +22,13 @@ pub mod fuzz;
 mod kv_blocks;
 mod members;
 pub mod membership;
+mod model_server;
 pub mod placement;
 pub mod profile;
 pub mod reception;
 pub mod registry;
 mod scheduler;
 pub mod session;
-mod supply;
 pub mod trace;
 
 pub use cluster::{Cluster, ClusterError};

@@ -18,7 +18,7 @@ use galaxy_coord::{
     registry::Registry,
 };
 use galaxy_engine::compute::kernels::instructions::{self, Instructions};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::{ModelDir, Quantisation};
 use galaxy_proto::identity::{Identity, Role};
 use std::{
@@ -34,13 +34,13 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Between two lines about one device's loading,
+/// The least time between two lines about one device's loading.
 const PROGRESS: Duration = Duration::from_millis(500);
-/// and about what is measured, which takes longer.
+/// The least time between two lines about what is measured, which takes longer.
 const MEASURING: Duration = Duration::from_secs(5);
-/// Most rows of an embedded model's program: more only makes activations larger.
+/// The most rows of an embedded model's program: more only makes activations larger.
 const EMBEDDED_ROWS: u32 = 8192;
-/// Lines that wait for the console.
+/// How many lines may wait for the console.
 const LINES: usize = 256;
 /// How long connections may take to end once every request is answered.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ struct Flags {
     /// what is in it.
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
-    /// End when the program that started this one does
+    /// End when the program that started this one does.
     #[arg(long, hide = true)]
     with_parent: bool,
     /// Print version, commit and protocol.
@@ -149,6 +149,9 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
         ClusterError::Read { .. } => anyhow::Error::new(error),
         _ => anyhow::Error::new(error).context(file.display().to_string()),
     })?;
+    for warning in &cluster.warnings {
+        tracing::warn!("{}: {warning}", file.display());
+    }
     let identity = coordinator(&cluster.identity)?;
     let model = told(cluster.open_model()?);
     let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
@@ -240,7 +243,7 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
     serve(Api::new(session, "embedded").audited(audit), listener, identity.as_ref()).await
 }
 
-/// Says what in a model may not do what its author meant.
+/// Warns of what in a model may not do what its author meant.
 fn told(model: ModelDir) -> Arc<ModelDir> {
     for warning in model.warnings() {
         tracing::warn!("{warning}");
@@ -252,7 +255,7 @@ fn told(model: ModelDir) -> Arc<ModelDir> {
 fn alone(model: &ModelDir, threads: u16) -> Result<Plan> {
     let name = DeviceName::new("local")?;
     let member = Member { name, budget: Bytes(u64::MAX), threads, share: 1.0 };
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -278,7 +281,7 @@ fn coordinator(directory: &Path) -> Result<Identity> {
     Ok(identity)
 }
 
-/// Opens the port and says so.
+/// Opens the port and prints its address.
 async fn bind(listen: &str) -> Result<TcpListener> {
     let listener = TcpListener::bind(listen).await.with_context(|| {
         format!("cannot listen on {listen}: is the address this machine's, and is the port free?")
@@ -321,7 +324,7 @@ async fn serve(api: Api, listener: TcpListener, identity: Option<&Identity>) -> 
     Ok(ended?)
 }
 
-/// Grows over restarts, so that workers never take a new coordinator for a stale one.
+/// The first epoch, which grows over restarts, so that workers never take a new coordinator for a stale one.
 fn first_epoch() -> Epoch {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     Epoch::starting(seconds)

@@ -18,19 +18,19 @@ use serde_json::json;
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 use tonic::{Code, Request, Response, Status};
 
-/// What the service of members works with. Only admins reach it.
+/// The service of members, which only admins reach.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub(crate) struct MemberService {
     pub(crate) registry: Arc<Registry>,
     pub(crate) session: Session,
     pub(crate) audit: Audit,
     pub(crate) update: Update,
-    /// Where the coordinator listens.
+    /// The address at which the coordinator listens.
     pub(crate) listen: SocketAddr,
 }
 
-impl Desk {
-    /// Where other machines reach the coordinator.
+impl MemberService {
+    /// The addresses at which other machines reach the coordinator.
     fn addresses(&self) -> Vec<String> {
         let port = self.listen.port();
         let at = |ip| SocketAddr::new(ip, port).to_string();
@@ -51,7 +51,7 @@ impl Desk {
 }
 
 #[tonic::async_trait]
-impl Members for Desk {
+impl Members for MemberService {
     async fn invite(
         &self,
         request: Request<v1::InviteRequest>,
@@ -121,7 +121,7 @@ fn invalid(error: &dyn std::fmt::Display) -> Status {
     to_status(Code::InvalidArgument, Fault::new("invalid_request", error.to_string(), false))
 }
 
-/// Runs what writes to the disk where blocking is allowed.
+/// Runs `work`, which writes to the disk, where blocking is allowed.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
 ) -> Result<T, Status> {

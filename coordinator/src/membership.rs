@@ -1,17 +1,17 @@
 //! Who is there: a state machine `(now, event) -> actions` for the devices of a cluster.
 //!
-//! It knows all devices of the cluster file, and those that join while it runs. Those that the last plan gave a part are its *ring*; the
-//! others stay connected and keep nobody waiting. Before the first plan everybody is waited for. After
-//! it, one of the ring that is gone for longer than the cluster's patience is planned around; once it has
-//! been back for [`STEADY`], whoever plans looks whether it is worth while to have it again.
+//! It knows all devices of the cluster file, and those that join while it runs. Those that the last plan gave a part
+//! are its *ring*; the others stay connected and keep no device waiting. Before the first plan all devices are waited
+//! for. After it, a device of the ring that is gone for longer than the cluster's patience is planned around; once it
+//! has been back for [`STEADY`], the planner looks whether a plan with it is better.
 //!
 //! A device that joins is counted on once nothing runs: all devices leave their places, so that it and its links can be
-//! measured, and a plan is made with it. If none can be, the one before is taken again, without the new device. One
-//! that is removed keeps its number, and is not asked for any more.
+//! measured, and a plan is made with it. If that fails, the plan before is taken again, without the new device. A
+//! device that is removed keeps its index, and is not connected any more.
 //!
-//! It never reads a clock and never touches a socket; the driver of [`crate::fleet::RemoteFleet`] does both.
-//! A device is lost when nothing has come from it for [`SILENCE`], however late answers are: one
-//! that is slow still answers, because workers answer pings from their I/O side.
+//! It never reads a clock and never touches a socket; the driver of [`crate::fleet::RemoteFleet`] does both. A device
+//! is lost when nothing has come from it for [`SILENCE`], however late answers are: one that is slow still answers,
+//! because workers answer pings from their I/O side.
 
 mod action;
 mod belief;
@@ -19,13 +19,13 @@ mod joining;
 mod obstacle;
 mod placing;
 
-pub use action::{Action, State};
+pub use action::{Action, DeviceState};
 
 use galaxy_common::Epoch;
 use joining::Intake;
 use std::time::Duration;
 
-/// A point in time: since the driver started.
+/// A point in time, as the duration since the driver started.
 pub type Now = Duration;
 
 /// How often each device is asked for its health.
@@ -40,169 +40,169 @@ pub const RETRY_MIN: Duration = Duration::from_millis(500);
 pub const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Waiting time after a refused placement: it will most often be refused again.
 pub const REPLACE: Duration = Duration::from_secs(2);
-/// After a plan without those that are gone could not be made: it will most often fail again.
+/// Waiting time after planning without the lost devices has failed: it will most often fail again.
 pub const WITHOUT: Duration = Duration::from_secs(15);
-/// How long a device that has come must have stayed before it may take part.
+/// How long a device must have been connected before it may take part.
 pub const STEADY: Duration = Duration::from_secs(10);
-/// When nothing came of a look, until the next.
+/// Waiting time after a look that came to nothing, until the next.
 pub const LOOK: Duration = Duration::from_secs(60);
-/// When a device that joined, or that was to be let in, could not be, until the next try.
+/// Waiting time after a device could not be taken in, or could not be let in by a move, until it is tried again.
 pub const AGAIN: Duration = Duration::from_secs(600);
 /// How often the driver must send [`Event::Tick`].
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// A device by its place in the cluster file.
+/// A device by its place among the devices of the cluster.
 pub type Index = usize;
 
-/// What happened.
+/// What happened: the input of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Time passed.
+    /// Some time has passed.
     Tick,
-    /// A connection stands, and the device has described itself.
+    /// A connection is formed, and the device has described itself.
     Connected {
-        /// Which device.
+        /// The device that is connected.
         device: Index,
-        /// Which attempt.
+        /// The attempt to connect that succeeded.
         attempt: u64,
-        /// The latest epoch that it knows of; 0 for none.
+        /// The latest epoch that the device knows of; 0 for none.
         epoch: Epoch,
     },
     /// A connection could not be formed, or broke, or the device is not who it should be.
     Broken {
-        /// Which device.
+        /// The device of the connection.
         device: Index,
-        /// Which attempt.
+        /// The attempt to connect that failed, or whose connection broke.
         attempt: u64,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// The device answered a ping.
     Pong {
-        /// Which device.
+        /// The device that answered.
         device: Index,
-        /// Which attempt.
+        /// The attempt by which the device is connected.
         attempt: u64,
-        /// When it was asked.
+        /// When the device was asked.
         asked: Now,
-        /// The epoch that it is placed in; 0 for none.
+        /// The epoch that the device is placed in; 0 for none.
         epoch: Epoch,
     },
     /// Something else came from the device: progress, results.
     Heard {
-        /// Which device.
+        /// The device that was heard.
         device: Index,
-        /// Which attempt.
+        /// The attempt by which the device is connected.
         attempt: u64,
     },
-    /// There is a plan.
+    /// There is a plan for the devices.
     Planned {
-        /// Which time.
+        /// The round of planning that has ended.
         round: u64,
-        /// The devices that it gives a part, by rank.
+        /// The devices that the plan gives a part, by rank.
         ring: Vec<Index>,
     },
-    /// A plan could not be made.
+    /// Planning has failed.
     PlanFailed {
-        /// Which time.
+        /// The round of planning that has ended.
         round: u64,
-        /// Because of whom, if it is a device.
+        /// The device that stands in the way, if it is one.
         device: Option<Index>,
-        /// Why.
+        /// The reason, for people.
         reason: String,
-        /// Whether there is none for these devices as they are, so that asking again does not help.
+        /// Whether there is no plan for these devices as they are, so that asking again does not help.
         lasting: bool,
     },
-    /// The plan was compared with the best one for all that were there, and stays.
+    /// The plan was compared with the best one for all devices that were connected, and stays.
     Kept {
-        /// When the look at it began.
+        /// When the look at the plan began.
         begun: Now,
     },
-    /// There is a better plan, and nothing runs: all move to a new epoch. Ignored unless the cluster
-    /// is ready and everybody of the new ring is there.
+    /// There is a better plan, and nothing runs: all devices move to a new epoch. Ignored unless the cluster is ready
+    /// and every device of the new ring is connected.
     Move {
-        /// When the look that found it began.
+        /// When the look that found the plan began.
         begun: Now,
-        /// The devices that it gives a part, by rank.
+        /// The devices that the plan gives a part, by rank.
         ring: Vec<Index>,
     },
-    /// A device joined: the next in number, or one that was removed.
+    /// A device joined: with the next index, or with that of one that was removed.
     Added {
-        /// Which device.
+        /// The device that joined.
         device: Index,
     },
     /// A device that joined cannot be measured: it is tried again later.
     Unmeasured {
-        /// Which device.
+        /// The device that cannot be measured.
         device: Index,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
-    /// A device is at another address, or grants something else: it is connected anew.
+    /// A device has another address, or grants something else: it is connected anew.
     Changed {
-        /// Which device.
+        /// The device that has changed.
         device: Index,
     },
     /// A device does not belong to the cluster any more.
     Removed {
-        /// Which device.
+        /// The device that was removed.
         device: Index,
     },
     /// Nothing runs, as was asked for by [`Action::Gather`], and nothing will before the next epoch.
     Quiet,
-    /// The device holds its shard and its links stand.
+    /// The device holds its shard, and its links are formed.
     Placed {
-        /// Which device.
+        /// The device that is in its place.
         device: Index,
-        /// In which epoch.
+        /// The epoch of its place.
         epoch: Epoch,
     },
     /// The device refused or failed to take its place.
     PlaceFailed {
-        /// Which device.
+        /// The device that did not take its place.
         device: Index,
-        /// In which epoch.
+        /// The epoch of the place.
         epoch: Epoch,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// A program failed: the links of the epoch are of no further use.
     Spoiled {
-        /// Which epoch.
+        /// The epoch whose links are of no use.
         epoch: Epoch,
-        /// Who said so.
+        /// The device because of which the program failed.
         device: Index,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
 }
 
 #[derive(Debug, Clone)]
 struct Member {
-    state: State,
+    state: DeviceState,
     attempt: u64,
     failures: u32,
     heard: Now,
     pinged: Option<Now>,
-    /// When it was last connected,
+    /// When the device was last connected.
     came: Now,
-    /// and lost; of one that never stays for [`STEADY`] since, the first time.
+    /// When the device was lost; if it never stayed for [`STEADY`] since, when it was lost first.
     gone: Option<Now>,
-    /// When to look whether it should take part, if no plan was made or looked at with it.
+    /// When to look for a plan with it; none once a plan or a look has taken it into account.
     look: Option<Now>,
-    /// Why no plan counts on it, and when to try one that does.
+    /// Why plans do not count on it, and when to try one that does; none if they do.
     out: Option<(String, Now)>,
-    /// Whether it joined before the first plan, and no plan was begun with it yet.
+    /// Whether it joined before the first plan, and no planning has begun with it yet.
     fresh: bool,
     removed: bool,
-    /// No look lets it in before: a move that was to do it has failed.
+    /// Until when no look lets it in, because a move that was to do so has failed.
     put_off: Option<Now>,
 }
 
 impl Member {
-    /// Unreachable, and due for an attempt.
+    /// A device that is unreachable, and due for an attempt.
     fn new(now: Now, out: Option<(String, Now)>) -> Self {
-        let state = State::Unreachable { retry: now, reason: String::new(), lost: false };
+        let state = DeviceState::Unreachable { retry: now, reason: String::new(), lost: false };
         let (pinged, gone, look) = (None, None, None);
         let (attempt, failures) = (0, 0);
         Self {
@@ -221,12 +221,12 @@ impl Member {
         }
     }
 
-    /// Whether it is time to count on it.
+    /// Whether it is time to count on the device.
     fn due(&self, now: Now) -> bool {
         self.out.as_ref().is_some_and(|(_, at)| now >= *at)
     }
 
-    /// Whether plans may count on it.
+    /// Whether plans may count on the device.
     fn counts(&self) -> bool {
         !self.removed && self.out.is_none()
     }
@@ -234,12 +234,12 @@ impl Member {
 
 /// How far the next epoch is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum EpochStage {
     /// Devices are waited for.
     Waiting,
-    /// A plan is being made, in this round.
+    /// The plan of this round is awaited.
     Planning(u64),
-    /// The epoch has been given out and not been given up.
+    /// The epoch has been given out, and has not been given up.
     Live,
 }
 
@@ -247,13 +247,13 @@ enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moving {
     No,
-    /// To the new plan,
+    /// The cluster moves to the new plan.
     Forth,
-    /// or back to the old one, because the new one was refused.
+    /// The cluster moves back to the old plan, because the new one was refused.
     Back,
 }
 
-/// The state machine.
+/// The state machine that follows which devices are there.
 #[derive(Debug, Clone)]
 pub struct Membership {
     members: Vec<Member>,
@@ -261,39 +261,39 @@ pub struct Membership {
     ring: Option<Vec<Index>>,
     /// The epoch given out last.
     epoch: Epoch,
-    /// The latest that any device knows of: given out here or by a coordinator before us.
+    /// The latest epoch that any device knows of: given out here or by an earlier coordinator.
     known: Epoch,
-    /// Where epochs began when this did: by the clock of this machine.
+    /// The epoch with which this coordinator began, by the clock of this machine.
     start: Epoch,
-    stage: Stage,
+    stage: EpochStage,
     rounds: u64,
     moving: Moving,
-    /// No plan before,
+    /// When the next planning may begin.
     place_after: Now,
-    /// and none without those that are gone.
+    /// When the next planning without the lost devices may begin.
     without_after: Now,
-    /// How long those of the ring may be gone; none is given if all are always waited for.
+    /// How long devices of the ring may be gone before they are planned around; none if all are always waited for.
     patience: Option<Duration>,
-    /// Whether the plan that is being made is one without some of the ring.
+    /// Whether the planning of this round is without some of the ring.
     without: bool,
-    /// Whether somebody waits until nothing runs.
+    /// Whether the driver waits until nothing runs, so that devices can be taken in.
     gathering: bool,
-    /// Whom the move that is going on gives a part, and who had none before.
+    /// The devices that the present move gives a part, and that had none before.
     let_in: Vec<Index>,
-    /// Whom the plan that is being made takes in.
+    /// The devices that joined and are being taken in, if there are some.
     intake: Option<Intake>,
-    /// Why the last plan or placement failed, and who said so,
+    /// The device because of which the last plan or placement failed, if it was one, and the reason.
     refusal: Option<(Option<Index>, String)>,
-    /// and whether that was for want of any plan for all that are needed.
+    /// Whether the last planning failed because there is no plan for all devices that are needed.
     planless: bool,
-    /// When something happened last.
+    /// When the last event happened.
     seen: Now,
 }
 
 impl Membership {
-    /// All devices unreachable, and due for an attempt. Epochs after `start` are given out. `ring` are
-    /// the devices that have a part, where that is known before any plan. Who has a part and is gone for
-    /// longer than `patience` is planned around.
+    /// All devices are unreachable, and due for an attempt. Epochs after `start` are given out. `ring` are the devices
+    /// that have a part, where that is known before any plan. Devices with a part that are gone for longer than
+    /// `patience` are planned around.
     pub fn new(
         devices: usize,
         start: Epoch,
@@ -306,7 +306,7 @@ impl Membership {
             epoch: start,
             known: start,
             start,
-            stage: Stage::Waiting,
+            stage: EpochStage::Waiting,
             rounds: 0,
             moving: Moving::No,
             place_after: Now::ZERO,
@@ -322,8 +322,8 @@ impl Membership {
         }
     }
 
-    /// Where a device stands.
-    pub fn state(&self, device: Index) -> &State {
+    /// The state of a device.
+    pub fn state(&self, device: Index) -> &DeviceState {
         &self.members[device].state
     }
 
@@ -332,21 +332,21 @@ impl Membership {
         self.epoch
     }
 
-    /// The epoch that programs may run in.
+    /// The epoch that programs may run in; none while they may not run.
     pub fn ready(&self) -> Option<Epoch> {
-        let all = self.needed().all(|(_, m)| matches!(m.state, State::Ready { .. }));
-        (self.stage == Stage::Live && all).then_some(self.epoch)
+        let all = self.needed().all(|(_, m)| matches!(m.state, DeviceState::Ready { .. }));
+        (self.stage == EpochStage::Live && all).then_some(self.epoch)
     }
 
-    /// The round of the plan that is being made.
+    /// The round of the planning whose plan is awaited.
     pub fn planning(&self) -> Option<u64> {
         match self.stage {
-            Stage::Planning(round) => Some(round),
-            Stage::Waiting | Stage::Live => None,
+            EpochStage::Planning(round) => Some(round),
+            EpochStage::Waiting | EpochStage::Live => None,
         }
     }
 
-    /// Whether the plan that is being made is one without some that the last one counted on.
+    /// Whether the planning of this round is without some devices of the ring.
     pub fn without(&self) -> bool {
         self.without
     }
@@ -371,7 +371,7 @@ impl Membership {
             && self.ring.as_ref().is_none_or(|ring| ring.contains(&device))
     }
 
-    /// Whether a look may not let a device in yet, because a move that was to do it has failed.
+    /// Whether a look may not let a device in yet, because a move that was to do so has failed.
     pub fn put_off(&self, now: Now, device: Index) -> bool {
         self.members[device].put_off.is_some_and(|until| now < until)
     }
@@ -385,10 +385,12 @@ impl Membership {
             Event::Tick => {}
             Event::Connected { device, attempt, epoch } => {
                 let member = &mut self.members[device];
-                if member.attempt == attempt && matches!(member.state, State::Connecting { .. }) {
+                if member.attempt == attempt
+                    && matches!(member.state, DeviceState::Connecting { .. })
+                {
                     // It refuses epochs that it knows.
                     self.known = self.known.max(epoch);
-                    member.state = State::Connected;
+                    member.state = DeviceState::Connected;
                     member.heard = now;
                     member.pinged = None;
                     member.failures = 0;
@@ -409,7 +411,7 @@ impl Membership {
                 self.hear(now, device, attempt);
                 let member = &self.members[device];
                 // A worker that was restarted answers on the old connection's successor.
-                let elsewhere = matches!(member.state, State::Ready { since } if asked >= since)
+                let elsewhere = matches!(member.state, DeviceState::Ready { since } if asked >= since)
                     && epoch != self.epoch;
                 if member.attempt == attempt && elsewhere {
                     let reason = "it was restarted, or placed by another coordinator".to_owned();
@@ -427,7 +429,7 @@ impl Membership {
                 self.place_failed(now, device, epoch, reason, &mut actions);
             }
             Event::Spoiled { epoch, device, reason } => {
-                if self.stage == Stage::Live && epoch == self.epoch {
+                if self.stage == EpochStage::Live && epoch == self.epoch {
                     self.give_up(device, reason, &mut actions);
                 }
             }
@@ -435,7 +437,7 @@ impl Membership {
             Event::Changed { device } => {
                 let reason = "its address or what it grants has changed".to_owned();
                 self.lose(now, device, reason, &mut actions);
-                if let State::Unreachable { retry, .. } = &mut self.members[device].state {
+                if let DeviceState::Unreachable { retry, .. } = &mut self.members[device].state {
                     *retry = now;
                 }
             }
@@ -459,8 +461,8 @@ impl Membership {
         }
     }
 
-    /// Time in which nothing at all happened, not even a tick, is our own silence: nobody was
-    /// asked in it, and it counts against nobody.
+    /// Time in which nothing at all happened, not even a tick, is our own silence: no device was asked in it, and it
+    /// counts against none.
     fn excuse(&mut self, now: Now) {
         let gap = now.saturating_sub(self.seen);
         self.seen = now.max(self.seen);
@@ -476,7 +478,7 @@ impl Membership {
         for device in 0..self.members.len() {
             let member = &self.members[device];
             match &member.state {
-                State::Connecting { since, .. } if now >= *since + CONNECT => {
+                DeviceState::Connecting { since, .. } if now >= *since + CONNECT => {
                     let reason = format!("no answer within {} s", CONNECT.as_secs());
                     self.lose(now, device, reason, actions);
                 }
@@ -488,10 +490,10 @@ impl Membership {
             }
             let member = &mut self.members[device];
             match &member.state {
-                State::Unreachable { retry, reason, lost } if now >= *retry => {
+                DeviceState::Unreachable { retry, reason, lost } if now >= *retry => {
                     member.attempt += 1;
                     member.state =
-                        State::Connecting { since: now, reason: reason.clone(), lost: *lost };
+                        DeviceState::Connecting { since: now, reason: reason.clone(), lost: *lost };
                     actions.push(Action::Connect { device, attempt: member.attempt });
                 }
                 state if state.connected() && member.pinged.is_none_or(|p| now >= p + PING) => {
@@ -502,13 +504,13 @@ impl Membership {
             }
         }
         let all = self.all_connected();
-        if self.stage == Stage::Waiting
+        if self.stage == EpochStage::Waiting
             && self.needed().next().is_some()
             && now >= self.place_after
             && (all || self.goes_on_without(now))
         {
             self.rounds += 1;
-            self.stage = Stage::Planning(self.rounds);
+            self.stage = EpochStage::Planning(self.rounds);
             self.without = !all;
             // It is made for all that are there.
             self.looked(now);
@@ -532,14 +534,14 @@ impl Membership {
     }
 
     fn all_connected(&self) -> bool {
-        self.needed().all(|(_, m)| m.state == State::Connected)
+        self.needed().all(|(_, m)| m.state == DeviceState::Connected)
     }
 
-    /// Whether those that are there are to go on without those of the ring that are gone.
+    /// Whether the connected devices are to go on without those of the ring that are gone.
     fn goes_on_without(&self, now: Now) -> bool {
         let Some(patience) = self.patience.filter(|_| self.ring.is_some()) else { return false };
         let gone = |m: &Member| m.gone.is_some_and(|since| now >= since + patience);
-        let there = |m: &Member| m.state == State::Connected;
+        let there = |m: &Member| m.state == DeviceState::Connected;
         // After a failure of the network they come back one by one: the first does not begin alone.
         let stayed = |m: &Member| m.counts() && there(m) && now >= m.came + patience;
         now >= self.without_after
@@ -547,7 +549,7 @@ impl Membership {
             && self.needed().all(|(_, m)| there(m) || gone(m))
     }
 
-    /// All that were there by then were counted on, or looked at.
+    /// Notes that plans or looks have taken into account all devices that were connected at `by`.
     fn looked(&mut self, by: Now) {
         let seen = self.members.iter_mut().filter(|m| m.state.connected() && m.came <= by);
         seen.for_each(|m| m.look = None);
@@ -556,13 +558,13 @@ impl Membership {
     fn lose(&mut self, now: Now, device: Index, reason: String, actions: &mut Vec<Action>) {
         let member = &mut self.members[device];
         let (was, lost) = match &member.state {
-            State::Unreachable { .. } => return,
-            State::Connecting { lost, .. } => (false, *lost),
+            DeviceState::Unreachable { .. } => return,
+            DeviceState::Connecting { lost, .. } => (false, *lost),
             _ => (true, true),
         };
         let wait = RETRY_MIN.saturating_mul(1 << member.failures.min(4)).min(RETRY_MAX);
         member.failures = member.failures.saturating_add(1);
-        member.state = State::Unreachable { retry: now + wait, reason: reason.clone(), lost };
+        member.state = DeviceState::Unreachable { retry: now + wait, reason: reason.clone(), lost };
         if was {
             // One that comes and goes is gone all the time.
             let first = member.gone.filter(|_| now < member.came + STEADY);
@@ -571,13 +573,13 @@ impl Membership {
         actions.push(Action::Disconnect { device });
         let joining = |intake: &Intake| intake.joined.contains(&device);
         if self.intake.as_ref().is_some_and(joining) {
-            self.stage = Stage::Waiting;
+            self.stage = EpochStage::Waiting;
             return self.leave_out(now, &format!("it was lost: {reason}"));
         }
         if self.needs(device) {
             self.intake = None;
             self.moving = Moving::No;
-            if was && self.stage == Stage::Live {
+            if was && self.stage == EpochStage::Live {
                 self.give_up(device, reason, actions);
             }
         }

@@ -14,7 +14,7 @@ use galaxy_graph::{
     Costs, LowerError, Program,
     budget::{self, Needs},
     program::Lane,
-    share::{self, Member, ShareError, Terms},
+    share::{self, Member, PlanOptions, ShareError},
 };
 use galaxy_model::{HeadSpec, ModelDir, ModelSpec};
 use galaxy_planner::{
@@ -28,7 +28,7 @@ pub type Planner = fn(&Request<'_>) -> Result<Planned, PlanningError>;
 /// What predicts a plan: [`galaxy_planner::predict`], or another in tests.
 pub type Predictor = fn(&Request<'_>, &Plan) -> Result<Prediction, PlanningError>;
 
-/// What says how long operations of one batch shape take by profiles.
+/// What predicts by profiles how long operations of one batch shape take.
 pub type Pricer = for<'a> fn(
     &'a ModelSpec,
     &'a Plan,
@@ -36,7 +36,7 @@ pub type Pricer = for<'a> fn(
     &'a ClusterProfile,
 ) -> Result<Box<dyn Costs + 'a>, ProfileError>;
 
-/// A model that has no place in a cluster.
+/// Why a model has no place in a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
     /// The shares give no plan.
@@ -48,24 +48,24 @@ pub enum PlacementError {
     /// The plan gives no programs.
     #[error(transparent)]
     Lower(#[from] LowerError),
-    /// A plan with a device that nobody offered.
+    /// A plan has a part for a device that nobody offered.
     #[error("the plan has a part for {device}, which is no device of the cluster file")]
     Stranger {
-        /// Which.
+        /// The device that the cluster file does not have.
         device: DeviceName,
     },
     /// A device's part does not fit into what it grants.
     #[error(
-        "device {device} needs {} for its part ({} weights, {} on their way from disk, {} activations, {} transfers, {} results, {} scratch, {} cache of texts, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or cache_rows",
+        "device {device} needs {} for its part ({} weights, {} on their way from disk, {} activations, {} transfers, {} results, {} scratch, {} cache of texts, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or kv_cache_tokens",
         needs.total(), needs.weights, needs.stream, needs.activations, needs.staging, needs.results, needs.scratch, needs.cache, needs.process,
         Bytes(needs.total().0.saturating_sub(grants.0)), megabytes(needs.total())
     )]
     Budget {
-        /// Whose.
+        /// The device whose part does not fit.
         device: DeviceName,
-        /// What it would take.
+        /// The memory that its part needs.
         needs: Needs,
-        /// What it grants.
+        /// The memory that it grants.
         grants: Bytes,
     },
 }
@@ -84,25 +84,25 @@ impl PlacementError {
     }
 }
 
-/// A number of bytes as one would write it into a cluster file, rounded up.
+/// A number of bytes as it is written in a cluster file, rounded up to megabytes.
 fn megabytes(bytes: Bytes) -> String {
     format!("{}MB", bytes.0.div_ceil(1_000_000))
 }
 
-/// A plan in a cluster.
+/// A plan, placed on the devices of a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
-    /// The plan.
+    /// The plan that is placed.
     pub plan: Arc<Plan>,
     /// The device of each rank, by its place in the cluster file.
     pub ring: Vec<usize>,
-    /// What each needs, by rank.
+    /// The memory that each device of the ring needs, by rank.
     pub needed: Vec<Bytes>,
     /// Devices without a part, by their place in the cluster file, and why.
     pub left_out: Vec<(usize, String)>,
-    /// In words: "galaxy on 3 devices, 4 tiles".
+    /// The plan as a phrase: "galaxy on 3 devices, 4 tiles".
     pub what: String,
-    /// How long a typical text is predicted to take; plans by hand are not predicted.
+    /// How long a typical text is predicted to take; none for plans by hand.
     pub predicted: Option<Duration>,
 }
 
@@ -141,7 +141,7 @@ impl Placement {
     }
 }
 
-/// How the blocks of a plan are cut, in words; nothing where the layout leaves no choice.
+/// How the blocks of a plan are split, for people; empty where the layout leaves no choice.
 pub fn modes(plan: &Plan) -> String {
     if plan.layout != Layout::Ring || plan.ring.len() < 2 {
         return String::new();
@@ -169,8 +169,8 @@ pub(crate) fn held(part: &DevicePlan) -> BlockAssignment {
 
 /// What a device of the cluster file offers, with what its worker says of itself.
 ///
-/// `threads` are the most that it grants, where that is known, `own` is its own limit of memory, if
-/// it has one.
+/// `threads` is the most that the worker grants, where that is known; `own` is the worker's own
+/// limit of memory, if it has one.
 pub fn offer(device: &crate::cluster::Device, threads: Option<u16>, own: Option<Bytes>) -> Offer {
     Offer {
         name: device.name.clone(),
@@ -199,7 +199,7 @@ pub fn by_shares(
         }
     });
     let formats = model.formats();
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats,
@@ -215,8 +215,8 @@ pub fn by_shares(
     let spec = model.spec();
     let mut needs = budget::needs_all(spec, formats, &plan)?;
     // What no memory holds comes from disk.
-    let way = stream::Way::named(cluster.weights);
-    let may = cluster.weights != Reading::Preload;
+    let way = stream::StreamingChoice::named(cluster.weight_streaming);
+    let may = cluster.weight_streaming != Reading::Preload;
     if let Some(Ok(fitted)) = may.then(|| stream::fitted(spec, formats, &plan, &needs, way)) {
         plan = fitted;
         needs = budget::needs_all(spec, formats, &plan)?;
@@ -236,7 +236,7 @@ pub fn by_shares(
     Ok(placement)
 }
 
-/// What a model is used for: what its head gives; without one, what is pooled, if it says how.
+/// The output that a model is used for: that of its head; without a head `of_vectors`, or else the hidden states.
 pub fn wanted(spec: &ModelSpec, of_vectors: Option<Wanted>) -> Wanted {
     match spec.head {
         HeadSpec::Classes(_) => Wanted::Classes,
@@ -245,7 +245,7 @@ pub fn wanted(spec: &ModelSpec, of_vectors: Option<Wanted>) -> Wanted {
     }
 }
 
-/// What the cluster is used for: texts of its lengths, so many at once, as far as the model takes them.
+/// The workload of the cluster: texts of the lengths in its file, so many at once, as far as the model takes them.
 pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
     let wanted = wanted(model.spec(), model.sentence().ok().map(|sentence| sentence.wanted()));
     let most = model.spec().position_limit().min(cluster.max_rows);
@@ -257,15 +257,16 @@ pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
         0 => 0,
         _ => cluster.generate.unwrap_or(DEFAULT_GENERATE),
     };
-    Workload { lengths, texts: cluster.texts, wanted, made }
+    Workload { lengths, texts: cluster.texts, wanted, generated: made }
 }
 
-/// What is kept of texts that go on: nothing, where the model makes none.
+/// The KV cache that the cluster file asks for; none where the model generates no tokens.
 pub fn cache(cluster: &Cluster, spec: &ModelSpec) -> Cache {
-    cache_for(spec, cluster.cache_rows, cluster.cache)
+    cache_for(spec, cluster.kv_cache_tokens, cluster.kv_cache_format)
 }
 
-/// [`cache`] for so many rows, if that is given, kept so.
+/// The KV cache of a model: `rows` rows, or by default as its positions allow, stored as `values`;
+/// none where the model generates no tokens.
 pub fn cache_for(spec: &ModelSpec, rows: Option<u32>, values: CacheType) -> Cache {
     if !(spec.causal && matches!(spec.head, HeadSpec::Language { .. })) {
         return Cache::NONE;
@@ -284,7 +285,7 @@ pub fn allowed(cluster: &Cluster, spec: &ModelSpec) -> Allowed {
         exchange: None,
         max_rows: cluster.max_rows,
         cache: cache(cluster, spec),
-        reading: cluster.weights,
+        reading: cluster.weight_streaming,
     }
 }
 
@@ -309,10 +310,10 @@ pub fn ask<T>(
     })
 }
 
-/// The planner's answer as a placement.
+/// Places the plan of a planner's answer.
 ///
 /// # Errors
-/// When its plan has a device that the cluster has not.
+/// When the plan has a device that the cluster does not have.
 pub fn settle(cluster: &Cluster, planned: Planned) -> Result<Placement, PlacementError> {
     let mut placement = Placement::new(cluster, planned.plan, &planned.needs)?;
     let why = |device: &crate::cluster::Device| {
@@ -331,7 +332,7 @@ pub fn settle(cluster: &Cluster, planned: Planned) -> Result<Placement, Placemen
     Ok(placement)
 }
 
-/// The profile of devices that take so many times as long, by the tracks of [`drift`].
+/// The profile by which the tracks of [`drift`] take `factors` times as long.
 pub fn scaled(cluster: &Cluster, profile: &ClusterProfile, factors: &[f64]) -> ClusterProfile {
     let factor = |at: Option<usize>| at.and_then(|at| factors.get(at)).copied().unwrap_or(1.0);
     let devices = profile.devices.iter().map(|device| {
@@ -342,12 +343,12 @@ pub fn scaled(cluster: &Cluster, profile: &ClusterProfile, factors: &[f64]) -> C
     ClusterProfile { devices: devices.collect(), links: profile.links.clone() }
 }
 
-/// What a device is expected to be busy for with a program, in ns.
+/// How long a device is expected to be busy with a program.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Busy {
-    /// Its kernels.
+    /// How long its kernels work, in ns.
     pub kernels: f64,
-    /// The busiest of its loaders, all of them reading.
+    /// How long the busiest of its loaders reads while all of them do, in ns.
     pub disk: f64,
 }
 

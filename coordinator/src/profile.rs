@@ -16,39 +16,39 @@ use galaxy_common::{DeviceName, LinkType, ProfileError};
 use galaxy_proto::fault::Fault;
 use std::fmt;
 
-/// What is wanted of [`collect`].
+/// What [`collect`] is to measure.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wanted {
-    /// Everything is measured, whatever the store has.
+    /// Whether everything is measured, whatever the store has.
     pub fresh: bool,
-    /// Of which types links are measured.
+    /// The types of links that are measured.
     pub links: Vec<LinkType>,
 }
 
-/// What happens meanwhile.
+/// What happens while profiles are collected.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Progress {
     /// A device is measured.
     Device {
-        /// Which.
+        /// The device that is measured.
         device: DeviceName,
-        /// Points that were measured,
+        /// How many points have been measured.
         done: u32,
-        /// of so many.
+        /// How many points there are to measure.
         total: u32,
-        /// What is measured now.
+        /// What is measured now, for people.
         now: String,
     },
     /// The links are measured.
     Links {
-        /// Probes that were made,
+        /// How many probes have ended.
         done: u32,
-        /// of so many.
+        /// How many probes there are to run.
         total: u32,
         /// What is measured now: "a -> b, tls".
         now: String,
     },
-    /// Something that a person should know: a file that is damaged, a link that does not stand.
+    /// Something that a person should know: a file that is damaged, a link that cannot be formed.
     Note(String),
 }
 
@@ -64,32 +64,32 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Who is told of it. It must not block.
+/// Receives the progress. It must not block.
 pub type Listener<'a> = &'a (dyn Fn(Progress) + Send + Sync);
 
 /// Why there are no profiles.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
-    /// A worker that cannot be reached, or is not what it should be.
+    /// A worker cannot be reached, or is not what it should be.
     #[error("device {device} cannot be measured: {why}")]
     Unreachable {
-        /// Which.
+        /// The device that cannot be measured.
         device: DeviceName,
-        /// Why.
+        /// The reason, for people.
         why: String,
     },
-    /// A worker that refuses.
+    /// A worker refuses to be measured.
     #[error("device {device} was not measured: {fault}")]
     Refused {
-        /// Which.
+        /// The device that was not measured.
         device: DeviceName,
-        /// What it says.
+        /// The fault that its worker reports.
         fault: Fault,
     },
-    /// A profile that cannot be used.
+    /// A profile cannot be used.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// A file that cannot be written.
+    /// A profile cannot be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -1,5 +1,5 @@
-//! The reception: machines that join, and devices that say where they are. The protocol is that of
-//! [`galaxy_proto::join`]; who is let in is the [`Registry`]'s matter.
+//! The reception: where machines join, and where devices announce their addresses. The protocol is
+//! that of [`galaxy_proto::join`]; the [`Registry`] decides who is let in.
 
 use crate::{
     audit::Audit,
@@ -13,7 +13,7 @@ use galaxy_proto::{
     door::{Hook, Peer, SharedLobby, Stay},
     identity::{Identity, Moment, Role},
     join::{
-        Ask, Attempt, Binding, EXPORTER, Facts, Greeting, MAX_ADDRESSES, Message, Refusal,
+        Attempt, Binding, EXPORTER, Facts, Greeting, JoinRequest, MAX_ADDRESSES, Message, Refusal,
         WireError, receive, send,
     },
 };
@@ -33,13 +33,14 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// Machines that have not said what they want, at one time: for whoever comes then, another goes.
+/// The most machines that are in the lobby at one time, before they have said what they want: for
+/// one more, another has to go.
 const LOBBY: usize = 256;
-/// Machines that are answered at one time; the others wait in the lobby.
+/// The most machines that are answered at one time; the others wait in the lobby.
 const ANSWERED: usize = 32;
-/// How long one may take: a word each way, the disk, and dialling back.
+/// How long a connection may last: a message each way, the disk, and dialling back.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long who comes may take for its word.
+/// How long a machine may take to send its message.
 const WORD: Duration = Duration::from_secs(5);
 /// How long an address may take when it is dialled back.
 const DIAL: Duration = Duration::from_secs(3);
@@ -48,7 +49,7 @@ const DIAL: Duration = Duration::from_secs(3);
 pub type Update =
     Arc<dyn Fn(Vec<Device>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
-/// The reception of a coordinator.
+/// The reception of a coordinator, where machines join.
 pub struct Reception {
     registry: Arc<Registry>,
     identity: Identity,
@@ -75,7 +76,7 @@ impl Reception {
         }
     }
 
-    /// What the door gives connections to, while the reception is there. None of them lasts longer than 15 s.
+    /// What the door hands connections to, as long as the reception exists. None of them lasts longer than 15 s.
     pub fn hook(self: &Arc<Self>) -> Hook {
         let reception = Arc::downgrade(self);
         Arc::new(move |peer, stream| {
@@ -123,7 +124,7 @@ impl Reception {
         Ok(stream.shutdown().await?)
     }
 
-    /// What who comes says, and a place to be answered at.
+    /// Waits for the message of a machine, and then for a place to be answered at.
     async fn hear(
         &self,
         stream: &mut TlsStream<TcpStream>,
@@ -143,7 +144,7 @@ impl Reception {
         &self,
         peer: &Peer,
         stream: &TlsStream<TcpStream>,
-        ask: Ask,
+        ask: JoinRequest,
     ) -> Result<Message, Refusal> {
         let address = peer.address.ip();
         let slowness = || self.slowness.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
 //! The registry: who belongs to the cluster, kept beside the cluster file.
 //!
-//! `members.json` has the invitations with their secrets, the identities that they gave, and who was removed; it is on
-//! disk before anything is signed, and before anybody is told. `devices.d/` has a file for each device that joined.
+//! `members.json` has the invitations with their secrets, the identities that were issued by them, and the members that
+//! were removed; it is on disk before anything is signed, and before anybody learns of a change. `devices.d/` has a
+//! file for each device that joined.
 
 pub mod ledger;
 pub mod slowness;
@@ -15,7 +16,7 @@ use galaxy_common::{
 };
 use galaxy_proto::{
     identity::{Authority, Identity, IdentityError, Moment, Role},
-    join::{Ask, Binding, Contact, Facts, Grant, Line, Pin, Proof, Request},
+    join::{Binding, Contact, Facts, Grant, JoinRequest, Line, Pin, Proof, Request},
 };
 use ledger::{Denial, InviteError, Ledger, RemoveError, Terms};
 use std::{
@@ -27,62 +28,62 @@ use std::{
 
 /// The file of the ledger, beside the cluster file.
 pub const LEDGER: &str = "members.json";
-/// How long a certificate is valid that an invitation gave.
+/// How many days an issued certificate is valid.
 const DAYS: u32 = 365;
-/// Beyond this no ledger is read.
+/// The most bytes of a ledger that is read.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// What is wrong with the registry.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error("{} cannot be read or written: {source}", path.display())]
     File {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
-    /// A ledger that others may read or write.
+    /// Others may read or write the ledger.
     #[error(transparent)]
     Private(#[from] PrivateError),
-    /// A ledger that is none.
+    /// The file is no ledger.
     #[error("{} is no list of members: {why}", path.display())]
     Ledger {
-        /// Where.
+        /// The file of the ledger.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         why: String,
     },
-    /// The authority.
+    /// The authority failed, or its files are wrong.
     #[error(transparent)]
     Authority(#[from] IdentityError),
-    /// No authority.
+    /// The cluster has no authority.
     #[error(
         "nobody can join: the cluster file names no authority. Add `authority = \"keys\"` to [cluster], the directory in which `galaxy keys init` made `ca`, and start the coordinator again"
     )]
     NoAuthority,
-    /// No invitation.
+    /// An invitation, or an identity without one, is denied.
     #[error(transparent)]
     Invite(#[from] InviteError),
-    /// Nobody is removed.
+    /// Nobody can be removed.
     #[error(transparent)]
     Remove(#[from] RemoveError),
-    /// The cluster's files.
+    /// The cluster file, or that of a device, is wrong.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// Too many.
+    /// The cluster has as many devices as it may have.
     #[error("a cluster has at most {MAX_DEVICES} devices")]
     Many,
 }
 
-/// Why somebody does not join.
+/// Why a machine does not join.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// The ledger's word.
+    /// The ledger denies it.
     #[error(transparent)]
     Denied(#[from] Denial),
-    /// Our own trouble.
+    /// The registry has failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
@@ -97,10 +98,10 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Opens the registry of the cluster of a file. From now on `identity` refuses whoever was removed.
+    /// Opens the registry of the cluster that `file` describes. From now on `identity` refuses whoever was removed.
     ///
     /// # Errors
-    /// When its files cannot be read, or are none.
+    /// When its files cannot be read, or are malformed.
     pub fn open(
         file: &Path,
         cluster: &Cluster,
@@ -141,7 +142,7 @@ impl Registry {
         Ok(value)
     }
 
-    /// The devices of the files, without those that were removed.
+    /// The devices of the cluster's files, without those that were removed.
     ///
     /// # Errors
     /// When a file is not in order.
@@ -154,7 +155,7 @@ impl Registry {
         Ok(devices.into_iter().filter(|device| !removed.has(&device.name)).collect())
     }
 
-    /// Names that somebody has of whom the ledger may not know.
+    /// Names that are taken, and that the ledger may not know.
     fn others(&self) -> Result<Vec<DeviceName>, RegistryError> {
         let mut names: Vec<_> = self.devices()?.into_iter().map(|device| device.name).collect();
         names.push(self.identity.name().clone());
@@ -166,7 +167,7 @@ impl Registry {
         Ok(names)
     }
 
-    /// Makes an invitation, for who reaches the coordinator at one of `addresses`.
+    /// Creates an invitation, for machines that reach the coordinator at one of `addresses`.
     ///
     /// # Errors
     /// Without an authority, when its terms are out of bounds, or the disk fails.
@@ -185,11 +186,12 @@ impl Registry {
         Ok((Line { addresses, pin: *pin, invitation, secret }, until))
     }
 
-    /// Decides on an ask, and signs if it is taken: then the use is on disk.
+    /// Decides on a request to join, and signs a certificate if it is granted; the use of the invitation is on disk
+    /// then.
     ///
     /// # Errors
-    /// Why not.
-    pub fn admit(&self, ask: &Ask, binding: &Binding) -> Result<Grant, Refused> {
+    /// The reason why the machine does not join.
+    pub fn admit(&self, ask: &JoinRequest, binding: &Binding) -> Result<Grant, Refused> {
         let (authority, _) = self.authority.as_ref().ok_or(RegistryError::NoAuthority)?;
         let others = self.others()?;
         let taken = |name: &DeviceName| others.contains(name);
@@ -203,7 +205,7 @@ impl Registry {
         Ok(Grant { name, role, certificate, proof })
     }
 
-    /// Makes an identity here, into `into`, for who needs no invitation: it has the authority.
+    /// Issues an identity into `into` without an invitation, which is not needed where the authority is.
     ///
     /// # Errors
     /// Without an authority, when the name cannot be given, or the disk fails.
@@ -226,7 +228,7 @@ impl Registry {
         contact.save(into).map_err(failed)
     }
 
-    /// Notes where a device is: its file is made, or its addresses there are changed. Returns all devices.
+    /// Notes where a device is: writes its file, or changes the addresses in it. Returns all devices.
     ///
     /// `here` is the address of this machine at which the device has reached us: there, others reach devices of this
     /// machine.
@@ -285,7 +287,7 @@ impl Registry {
         Ok(self.devices()?)
     }
 
-    /// Removes a member for good: it is on disk, and from then on refused. Returns the devices that are left.
+    /// Removes a member for good: once that is on disk, the member is refused. Returns the devices that are left.
     ///
     /// # Errors
     /// When there is nobody of that name, or the disk fails.
@@ -303,7 +305,7 @@ impl Registry {
         Ok(self.devices()?)
     }
 
-    /// Everybody that invitations let in, and the names of those that were removed.
+    /// Everybody with an issued identity, and the names of those that were removed.
     pub fn members(&self) -> (Vec<(DeviceName, Role)>, Vec<DeviceName>) {
         let ledger = self.ledger();
         let issued = ledger.issued().map(|(name, role)| (name.clone(), role)).collect();
@@ -311,7 +313,7 @@ impl Registry {
     }
 }
 
-/// Has a device of this machine found by others at `here` first. Says whether that changed anything.
+/// Puts `here` first among the addresses of a device of this machine. Says whether that changed anything.
 fn put_first(device: &mut Device, here: IpAddr) -> bool {
     let Some((_, port)) = device.address.rsplit_once(':') else { return false };
     let Ok(port) = port.parse() else { return false };
@@ -334,8 +336,8 @@ fn load(path: &Path) -> Result<Ledger, RegistryError> {
         .map_err(|error| RegistryError::Ledger { path: path.to_owned(), why: error.to_string() })
 }
 
-/// Writes the ledger, whole or not at all; it is on the disk when this returns. Only its owner may read it: it has
-/// secrets.
+/// Writes the ledger, whole or not at all; it is on the disk when this returns. Only its owner may read it, because it
+/// has secrets.
 fn save(path: &Path, ledger: &Ledger) -> io::Result<()> {
     replace(path, &serde_json::to_vec_pretty(ledger).map_err(io::Error::other)?, SECRET)
 }

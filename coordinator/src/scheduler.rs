@@ -1,92 +1,92 @@
-//! The scheduler: which sequences take part in the next step, with how many rows and for how many tokens, and whose
-//! room in the key-value cache is taken for that.
+//! The scheduler: which sequences take part in the next step, with how many rows and for how many tokens, and which
+//! sequences are evicted from the KV cache for that.
 //!
-//! It is pure: what waits goes in, the next step comes out, and what a step took is told to it. Sequences of which
-//! one row is to be run (the last token) decode together, in bursts. Prompts are read in chunks, several
-//! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks
-//! of prompts that take a little longer. Clients take turns; the sequences of one client come by their priority, and
-//! those of one priority in the order in which they came to wait. Whoever waits gains on those that come later with a
-//! better one, so that all get theirs.
+//! It is pure: the waiting sequences go in, the next step comes out, and what a step took is reported back. Sequences
+//! of which one row is to be run (the last token) decode together, in bursts. Prompts are prefilled in chunks, several
+//! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks of
+//! prompts that take a little longer. Clients take turns; the sequences of one client come by their priority, and those
+//! of one priority in the order in which they came to wait. A waiting sequence gains on those that come later with a
+//! better priority, so that all get their turn.
 //!
-//! Room is given for what is needed now, in whole blocks. Where there is none, the youngest sequence is evicted:
-//! it is computed again later. The oldest is never evicted, so that it always ends.
+//! Blocks of the KV cache are given for what is needed now. Where there are none, the youngest sequence is evicted: it
+//! is computed again later. The oldest is never evicted, so that it always ends.
 
 use crate::fair::in_turns;
 use galaxy_common::{Cache, plan::Phase};
 use galaxy_engine::{
-    generate::STINT,
+    generate::BURST_STEPS,
     pace::{Pace, Ran},
 };
 use galaxy_graph::budget::SEQUENCES;
 use std::{hash::Hash, time::Duration};
 
-/// How long a decode burst is to take at most: for so long others wait, and so much is computed in vain for a client
-/// that is gone.
-const BURST: f64 = 0.25;
-/// Tokens of a burst at most, for each sequence: where drafts are right, its steps give several.
+/// How long a decode burst is to take at most, in seconds: for so long others wait, and so much is computed in vain for
+/// a client that is gone.
+const BURST_SECONDS: f64 = 0.25;
+/// The most tokens of a burst for each sequence: where drafts are right, its steps give several.
 const MOST: u32 = 64;
 /// How long a sequence waits to come before those whose priority is better by one.
 const GAIN: Duration = Duration::from_secs(10);
-/// How long a chunk of prompts may take beside sequences that decode, in steps of these.
+/// How long a chunk of prompts may take while other sequences decode, in times of one of their decode steps.
 const CHUNK_STEPS: f64 = 1.25;
-/// The fewest rows of such a chunk: fewer take as long, since all weights are read for them.
+/// The fewest rows of a chunk while other sequences decode: fewer take as long, since all weights are read for them.
 const LEAST_CHUNK: u32 = 16;
-/// Rows of prompts that are read together where nothing is known of their speed, or where several wait: products
-/// of so many rows are as fast for each as those of more.
+/// Rows of prompts that are prefilled together where several wait and none decodes: products of so many rows are as
+/// fast for each row as those of more.
 const TOGETHER: u32 = 256;
 
 /// A sequence that waits for its next step.
 #[derive(Debug, Clone)]
 pub struct Waiting<K> {
-    /// Whose it is.
+    /// The client whose sequence it is.
     pub client: K,
-    /// Which of a client's come first: those with the lower number.
+    /// Its priority among the sequences of its client: lower numbers come first.
     pub priority: i32,
     /// How long it has waited for a step.
     pub waited: Duration,
-    /// Its place among all sequences by the time when they came: the oldest has the least.
+    /// Its number by the order in which sequences came: the oldest has the least.
     pub age: u64,
-    /// Rows of it that are in the cache.
-    pub past: u32,
-    /// Rows that are to be run: of its prompt, or of its last token.
+    /// How many of its rows are cached.
+    pub context_len: u32,
+    /// How many rows are to be run: of its prompt, or of its last token.
     pub rows: u32,
-    /// Tokens that it may get still.
+    /// How many tokens it may still get.
     pub left: u32,
-    /// Blocks of the cache that it has.
+    /// How many blocks of the KV cache it has.
     pub blocks: u32,
-    /// Whether it begins: rows that are in the cache are those of others.
+    /// Whether it begins: the rows that are cached are those of others.
     pub begins: bool,
-    /// Whether it is to run without others: a step with others has failed.
+    /// Whether it is to run without others, because a step with others has failed.
     pub alone: bool,
 }
 
 impl<K> Waiting<K> {
-    /// By what it comes among those of its client: each so many seconds that it waits are worth one.
+    /// Its rank among the sequences of its client: the priority, less one for each `GAIN` that it has waited.
     fn rank(&self) -> i64 {
         i64::from(self.priority) - (self.waited.as_secs() / GAIN.as_secs()) as i64
     }
 
-    /// Whether its next row is that of the token that was chosen last.
+    /// Whether its next row is that of the token that was sampled last.
     fn decodes(&self) -> bool {
-        !self.begins && self.past > 0 && self.rows == 1
+        !self.begins && self.context_len > 0 && self.rows == 1
     }
 }
 
-/// What steps may have.
+/// The limits of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Rows of a program.
+    /// The most rows of a program.
     pub rows: u32,
-    /// Sequences of which one step may generate tokens.
+    /// The most sequences for which one step may generate tokens.
     pub sequences: u32,
-    /// Blocks of the cache that no sequence has.
+    /// How many blocks of the KV cache no running sequence has.
     pub free: u32,
     /// Whether drafts may be verified.
     pub drafts: bool,
 }
 
 impl Limits {
-    /// Sequences that decode together, at most.
+    /// The most sequences that decode together.
     fn decoding(self) -> usize {
         self.sequences.min(self.rows) as usize
     }
@@ -94,29 +94,29 @@ impl Limits {
 
 /// What one sequence does in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Which of those that wait.
+pub struct SequenceStep {
+    /// The index of the sequence among those that wait.
     pub index: usize,
-    /// Rows of it that are run.
+    /// How many of its rows are run.
     pub rows: u32,
-    /// Tokens that are generated, at most; none where rows of its prompt are left.
+    /// The most tokens that are generated; none where rows of its prompt are left.
     pub count: Option<u32>,
-    /// Blocks that it is to have.
+    /// How many blocks of the KV cache it is to have.
     pub blocks: u32,
 }
 
-/// What happens next.
+/// The next step of the waiting sequences.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Sequences whose room is taken from them first.
+    /// The sequences that are evicted first, by their index.
     pub evicted: Vec<usize>,
-    /// Those that take part.
-    pub parts: Vec<Part>,
-    /// By which programs.
+    /// What each sequence does that takes part.
+    pub parts: Vec<SequenceStep>,
+    /// Whether the programs are those for prefill or for decode.
     pub phase: Phase,
-    /// How many steps a decode burst has, at most.
+    /// The most steps of a decode burst.
     pub steps: u32,
-    /// What one more row takes of the time of the step, where drafts may be verified.
+    /// The share of the step's time that one more row takes; none where no drafts may be verified.
     pub row_cost: Option<f32>,
 }
 
@@ -127,20 +127,21 @@ impl Step {
     }
 }
 
-/// Decides on steps by what earlier ones took.
+/// Decides on the next step, by how long earlier ones took.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     /// How long steps take.
     pace: Pace,
-    /// Whether the last step read prompts.
+    /// Whether the last step was a prefill.
     read: bool,
 }
 
 impl Scheduler {
-    /// The next step of what waits, in the order in which it came to wait. None where nothing has room.
+    /// The next step of the waiting sequences, which stand in the order in which they came to wait. None where no
+    /// sequence has room.
     pub fn next<K: Hash + Eq>(&self, waiting: &[Waiting<K>], limits: Limits) -> Option<Step> {
         let mut order = in_order(waiting);
-        // Who cannot have room keeps nobody.
+        // A sequence that cannot have room keeps no other waiting.
         order.retain(|index| may_have_room(waiting, *index, limits.free));
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|index| waiting[*index].decodes());
@@ -161,22 +162,22 @@ impl Scheduler {
         (!parts.is_empty()).then_some(Step { evicted, parts, phase, steps, row_cost })
     }
 
-    /// How many steps a burst of so many sequences has.
+    /// How many steps a burst of `sequences` sequences has.
     fn burst(&self, sequences: usize, limits: Limits) -> u32 {
         match self.pace.step(sequences.min(limits.decoding())) {
-            Some(step) => ((BURST / step) as u32).clamp(1, STINT),
-            None => STINT,
+            Some(step) => ((BURST_SECONDS / step) as u32).clamp(1, BURST_STEPS),
+            None => BURST_STEPS,
         }
     }
 
-    /// What prompts would be read together.
+    /// The chunks of prompts that would be prefilled together.
     fn reading<K>(
         &self,
         waiting: &[Waiting<K>],
         order: &[usize],
         decoding: usize,
         limits: Limits,
-    ) -> Vec<Part> {
+    ) -> Vec<SequenceStep> {
         let undisturbed = decoding == 0;
         let budget = match (self.pace.step(decoding), self.pace.row()) {
             _ if undisturbed && order.len() < 2 => limits.rows,
@@ -197,14 +198,14 @@ impl Scheduler {
             }
             left -= rows;
             let count = (rows == of.rows).then_some(1);
-            // Whoever begins has room for all of its prompt.
-            let blocks = (of.past + of.rows).div_ceil(Cache::BLOCK);
-            parts.push(Part { index: *index, rows, count, blocks });
+            // A sequence that begins has room for all of its prompt.
+            let blocks = (of.context_len + of.rows).div_ceil(Cache::BLOCK);
+            parts.push(SequenceStep { index: *index, rows, count, blocks });
         }
         parts
     }
 
-    /// Notes what a step took that ran; a burst may end early.
+    /// Notes what a step took; a burst may have ended early.
     pub fn ran(&mut self, phase: Phase, ran: Ran, took: Duration) {
         self.read = phase == Phase::Prefill;
         match phase {
@@ -214,7 +215,7 @@ impl Scheduler {
     }
 }
 
-/// The order of those that wait: clients in turns, and of one client by priority.
+/// The order of the waiting sequences: clients in turns, and those of one client by priority.
 fn in_order<K: Hash + Eq>(waiting: &[Waiting<K>]) -> Vec<usize> {
     let mut ranked: Vec<usize> = (0..waiting.len()).collect();
     ranked.sort_by_key(|index| waiting[*index].rank());
@@ -222,19 +223,19 @@ fn in_order<K: Hash + Eq>(waiting: &[Waiting<K>]) -> Vec<usize> {
     turns.into_iter().map(|at| ranked[at]).collect()
 }
 
-/// What sequences that decode would do together in so many steps.
+/// What the decoding sequences would do together in `steps` steps.
 fn decoded_together<K>(
     waiting: &[Waiting<K>],
     order: &[usize],
     steps: u32,
     limits: Limits,
-) -> Vec<Part> {
+) -> Vec<SequenceStep> {
     // A step gives several tokens where drafts are right.
     let most = if limits.drafts { MOST.min(steps.saturating_mul(SEQUENCES)) } else { steps };
     let part = |index: &usize| {
         let count = most.min(waiting[*index].left).max(1);
-        let blocks = (waiting[*index].past + count).div_ceil(Cache::BLOCK);
-        Part { index: *index, rows: 1, count: Some(count), blocks }
+        let blocks = (waiting[*index].context_len + count).div_ceil(Cache::BLOCK);
+        SequenceStep { index: *index, rows: 1, count: Some(count), blocks }
     };
     together(waiting, order).take(limits.decoding()).map(part).collect()
 }
@@ -253,22 +254,22 @@ fn together<'a, K>(
 /// Whether there is room for a sequence's next rows, or could be if all younger ones were evicted.
 fn may_have_room<K>(waiting: &[Waiting<K>], index: usize, free: u32) -> bool {
     let of = &waiting[index];
-    let needs = (of.past + of.rows).div_ceil(Cache::BLOCK);
+    let needs = (of.context_len + of.rows).div_ceil(Cache::BLOCK);
     let younger = waiting.iter().filter(|other| other.age > of.age);
     needs <= of.blocks + free + younger.map(|other| other.blocks).sum::<u32>()
 }
 
-/// Gives room to those that are to run, the oldest first. Those without it do not run, or for fewer tokens; for
-/// an older one a younger one is evicted.
+/// Gives blocks to the sequences that are to run, the oldest first. A sequence without room does not run, or runs for
+/// fewer tokens; a younger one is evicted for an older one.
 fn with_room<K>(
     waiting: &[Waiting<K>],
-    wanted: Vec<Part>,
+    wanted: Vec<SequenceStep>,
     mut free: u32,
-) -> (Vec<usize>, Vec<Part>) {
+) -> (Vec<usize>, Vec<SequenceStep>) {
     let mut evicted: Vec<usize> = Vec::new();
     let mut oldest: Vec<usize> = (0..wanted.len()).collect();
     oldest.sort_by_key(|at| waiting[wanted[*at].index].age);
-    let mut runs: Vec<Option<Part>> = vec![None; wanted.len()];
+    let mut runs: Vec<Option<SequenceStep>> = vec![None; wanted.len()];
     for at in oldest {
         let mut part = wanted[at];
         let of = &waiting[part.index];
@@ -279,9 +280,9 @@ fn with_room<K>(
         if of.decodes() && more > free {
             // For as many tokens as it has room for.
             let room = (of.blocks + free) * Cache::BLOCK;
-            let count = part.count.unwrap_or(1).min(room.saturating_sub(of.past)).max(1);
+            let count = part.count.unwrap_or(1).min(room.saturating_sub(of.context_len)).max(1);
             part.count = Some(count);
-            part.blocks = (of.past + count).div_ceil(Cache::BLOCK);
+            part.blocks = (of.context_len + count).div_ceil(Cache::BLOCK);
         }
         let more = part.blocks.saturating_sub(of.blocks);
         let mut victims = Vec::new();
@@ -318,12 +319,23 @@ mod tests {
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
         let (client, priority, waited) = (0, 0, Duration::ZERO);
         let (past, left, blocks, begins, alone) = (0, 50, 0, true, false);
-        Waiting { client, priority, waited, age, past, rows, left, blocks, begins, alone }
+        Waiting {
+            client,
+            priority,
+            waited,
+            age,
+            context_len: past,
+            rows,
+            left,
+            blocks,
+            begins,
+            alone,
+        }
     }
 
     fn decoding(age: u64, past: u32) -> Waiting<u8> {
         let blocks = past.div_ceil(Cache::BLOCK);
-        Waiting { past, blocks, begins: false, ..prompt(age, 1) }
+        Waiting { context_len: past, blocks, begins: false, ..prompt(age, 1) }
     }
 
     fn ran(step: &Step, steps: u32) -> Ran {
@@ -464,7 +476,7 @@ mod tests {
                 for index in &step.evicted {
                     let (of, tokens) = &mut queue[*index];
                     prop_assert!(Some(of.age) != oldest && of.blocks > 0);
-                    (of.past, of.rows, of.blocks, of.begins) = (0, *tokens, 0, true);
+                    (of.context_len, of.rows, of.blocks, of.begins) = (0, *tokens, 0, true);
                 }
                 let made = step.parts.iter().filter_map(|part| part.count).min().unwrap_or(1);
                 // Without drafts that are right, a step gives a token.
@@ -476,15 +488,15 @@ mod tests {
                     let (of, tokens) = &mut queue[part.index];
                     (of.blocks, of.begins) = (part.blocks, false);
                     match part.count {
-                        None => (of.past, of.rows) = (of.past + part.rows, of.rows - part.rows),
+                        None => (of.context_len, of.rows) = (of.context_len + part.rows, of.rows - part.rows),
                         Some(_) => {
-                            of.past += part.rows + made - 1;
+                            of.context_len += part.rows + made - 1;
                             of.rows = 1;
                             of.left -= made;
                             *tokens += made;
                         }
                     }
-                    prop_assert!(of.past <= of.blocks * Cache::BLOCK);
+                    prop_assert!(of.context_len <= of.blocks * Cache::BLOCK);
                 }
                 prop_assert!(queue.iter().map(|(of, _)| of.blocks).sum::<u32>() <= blocks);
                 // Those that ran wait behind the others.

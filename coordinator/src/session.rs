@@ -11,7 +11,7 @@ mod report;
 mod texts;
 mod together;
 
-pub use generate::{Finish, Listener, Said, Sequences};
+pub use generate::{Finish, GenerateEvent, Listener, Sequences};
 pub use limits::{Limits, MAX_RESULT_BYTES, MAX_TEXTS};
 pub use raw::{Input, RunOutput, Tensor, Tensors};
 pub use report::Report;
@@ -21,7 +21,7 @@ use crate::{
     admission::Admission,
     client_memory::{Caller, ClientMemory},
     error::RequestError,
-    fleet::{DeviceView, Fleet, Outlook, Readiness, blocking},
+    fleet::{DeviceView, Fleet, FleetStatus, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
 use answer::Answer;
@@ -37,22 +37,22 @@ use std::{
     },
     time::Duration,
 };
-use together::Together;
+use together::BatchQueue;
 
-/// Before what failed for a passing reason is tried again.
+/// How long to wait before what failed for a passing reason is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
-/// By how much an answer comes before its caller's time is over, so that the caller learns what was waited for;
-/// a tenth of that time, if that is less.
+/// How long before the end of its caller's time an answer comes, so that the caller learns what was waited for; a tenth
+/// of that time, if that is less.
 const SOONER: Duration = Duration::from_millis(200);
-/// What a request that does not say its time gets on top of the limit: a program that runs into it
-/// then ends first, and its error names a device.
+/// The time that a request without a time of its own gets on top of the limit: a program that runs into the limit then
+/// ends first, and its error names a device.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// A session over a fleet. Copies are the same session.
+/// A session over a fleet, for the requests of one caller. Copies are the same session.
 #[derive(Clone)]
 pub struct Session {
     inner: Arc<Inner>,
-    /// Whose requests these are.
+    /// The caller whose requests these are.
     caller: Caller,
 }
 
@@ -65,13 +65,13 @@ struct Inner {
     files: Files,
     log: Mutex<TraceLog>,
     /// Batches of requests that wait for the turn.
-    together: Together,
+    together: BatchQueue,
     /// Sequences that generate tokens.
     steps: Arc<Steps>,
     counts: Counts,
 }
 
-/// How many there were.
+/// How many requests, programs and sequences there were.
 #[derive(Default)]
 struct Counts {
     requests: AtomicU64,
@@ -79,12 +79,12 @@ struct Counts {
     failed: AtomicU64,
     /// Programs that ran to their end.
     programs: AtomicU64,
-    /// Texts that went on.
+    /// How many sequences were to generate tokens, which is the slot of the next one.
     texts: AtomicU32,
 }
 
 impl Counts {
-    /// A request has come to its end.
+    /// Counts a request that has ended.
     fn end(&self, served: bool) {
         let count = if served { &self.served } else { &self.failed };
         count.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Session {
         let inner = Inner {
             admission: Admission::new(limits.queue),
             memory: memory.clone(),
-            together: Together::default(),
+            together: BatchQueue::default(),
             steps: Steps::new(),
             log: Mutex::new(TraceLog::default()),
             counts: Counts::default(),
@@ -110,27 +110,27 @@ impl Session {
         Self { inner: Arc::new(inner), caller: memory.caller(None) }
     }
 
-    /// The same session, for a request of this caller.
+    /// The same session, for the requests of this caller.
     pub fn of(&self, caller: Option<Caller>) -> Self {
         let caller = caller.unwrap_or_else(|| self.inner.memory.caller(None));
         Self { inner: self.inner.clone(), caller }
     }
-    /// What clients may hold.
+    /// The memory that all clients hold.
     pub fn client_memory(&self) -> &ClientMemory {
         &self.inner.memory
     }
-    /// Whose requests these are.
+    /// The caller whose requests these are.
     pub fn caller(&self) -> &Caller {
         &self.caller
     }
 
-    /// The model.
+    /// The directory of the model that is served.
     pub fn model(&self) -> &ModelDir {
         &self.inner.model
     }
-    /// What the fleet was asked for, and what it makes of it.
-    pub fn outlook(&self) -> Outlook {
-        self.inner.fleet.outlook()
+    /// What the fleet was asked for, and the plan that it has for that.
+    pub fn fleet_status(&self) -> FleetStatus {
+        self.inner.fleet.status()
     }
     /// The devices, for a status.
     pub fn devices(&self) -> Vec<DeviceView> {
@@ -140,15 +140,15 @@ impl Session {
     pub fn readiness(&self) -> Readiness {
         self.inner.fleet.readiness().borrow().clone()
     }
-    /// The queue.
+    /// The queue in front of the fleet.
     pub fn admission(&self) -> &Admission {
         &self.inner.admission
     }
-    /// The sequences that generate tokens.
+    /// Counts of the sequences that generate tokens.
     pub fn sequences(&self) -> Sequences {
         self.inner.steps.sequences()
     }
-    /// Requests that were answered, and requests that failed.
+    /// How many requests were answered, and how many failed.
     pub fn counts(&self) -> (u64, u64) {
         let Counts { served, failed, .. } = &self.inner.counts;
         (served.load(Ordering::Relaxed), failed.load(Ordering::Relaxed))
@@ -192,7 +192,8 @@ impl Session {
         self.inner.admission.idle().await;
     }
 
-    /// The same, because the coordinator ends: who comes now may come to the next one.
+    /// Takes no more requests because the coordinator ends, and waits until those that were taken are answered. Whoever
+    /// comes now may come to the next coordinator.
     pub async fn end(&self) {
         self.inner.admission.end();
         self.inner.admission.idle().await;
@@ -214,7 +215,7 @@ impl Session {
         Ok(Answer::new(self, ticket, report))
     }
 
-    /// Puts a deadline on `work`, and counts its end.
+    /// Runs `work` with a deadline, and counts its end.
     async fn timed<T>(
         &self,
         timeout: Option<Duration>,

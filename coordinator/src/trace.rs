@@ -15,21 +15,21 @@ use galaxy_graph::{
 use galaxy_model::{Formats, ModelSpec};
 use std::{collections::VecDeque, sync::Arc};
 
-/// Requests that are kept. Workers keep as many programs.
+/// How many requests are kept. Workers keep as many programs.
 pub const KEPT: usize = 32;
 
 /// A program of a request, as far as lowering it again needs it.
 #[derive(Debug, Clone)]
 pub struct TracedProgram {
-    /// In which epoch.
+    /// The epoch in which it ran.
     pub epoch: Epoch,
-    /// Its place in the epoch.
+    /// Its sequence number in the epoch.
     pub sequence: SequenceNumber,
-    /// By which plan.
+    /// The plan by which it ran.
     pub plan: Arc<Plan>,
-    /// Lowered for many rows, or for one.
+    /// Whether it was lowered for many rows, or for one of each sequence.
     pub phase: Phase,
-    /// Its batch.
+    /// The shape of its batch.
     pub shape: BatchShape,
 }
 
@@ -52,7 +52,7 @@ impl TraceLog {
         self.entries.push_front(Entry { request, programs });
     }
 
-    /// A request by its number; the last one for 0.
+    /// Finds a request by its number; the last one for 0.
     pub(crate) fn find(&self, request: u64) -> Result<Entry, RequestError> {
         let found = match request {
             0 => self.entries.front(),
@@ -69,9 +69,9 @@ impl TraceLog {
 /// The sums of one lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaneSum {
-    /// "compute", "send pi-2", "receive pi-1".
+    /// The name of the lane: "compute", "send pi-2", "receive pi-1".
     pub lane: String,
-    /// At work, in ns. A receive that waits for its tile is at work.
+    /// Time for which the lane worked, in ns. A receive that waits for its tile works.
     pub busy_ns: u64,
     /// The rest of the programs' time, in ns.
     pub idle_ns: u64,
@@ -80,30 +80,30 @@ pub struct LaneSum {
 /// The sums of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceSum {
-    /// Its name.
+    /// The name of the device.
     pub device: String,
-    /// Its lanes.
+    /// The sums of each of its lanes.
     pub lanes: Vec<LaneSum>,
-    /// From the first operation of each program to its last, in ns.
+    /// Time from the first operation of each program to its last, in ns.
     pub wall_ns: u64,
-    /// Idle time of the compute lane that ended because of a receive, in ns.
+    /// Time for which the compute lane was idle until a receive ended, in ns.
     pub awaiting_receive_ns: u64,
-    /// Bytes that came in.
+    /// Bytes that the device received.
     pub bytes_received: u64,
 }
 
 /// A request's trace.
 #[derive(Debug, Clone)]
 pub struct Trace {
-    /// Chrome's trace format.
+    /// The timelines, in Chrome's trace format.
     pub chrome_json: String,
-    /// Sums by device.
+    /// The sums of each device.
     pub devices: Vec<DeviceSum>,
 }
 
 impl Trace {
-    /// Joins measured times with what the programs say; of `missing` programs there are none any
-    /// more. Blocks: it lowers the programs again.
+    /// Joins measured times with what the programs say; the times of `missing` programs are gone.
+    /// Blocks: it lowers the programs again.
     pub(crate) fn new(
         (spec, formats): (&ModelSpec, &Formats),
         request: RequestId,
@@ -159,7 +159,7 @@ impl DeviceSum {
     }
 }
 
-/// What people call a lane.
+/// The name of a lane, for people.
 pub(crate) fn lane_name(plan: &Plan, lane: Lane) -> String {
     let name = |rank: Rank| {
         plan.ring.get(rank.index()).map_or_else(|| rank.to_string(), |d| d.name.to_string())

@@ -11,7 +11,7 @@ use galaxy_coord::{
     client_memory::{DEFAULT_CLIENT_MEMORY, Who},
     registry::Registry,
 };
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     channel,
@@ -61,7 +61,7 @@ impl World {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
         let model = Arc::new(ModelDir::open(&model).unwrap());
         let member = Member { name: name("d0"), budget: Bytes(1 << 32), threads: 1, share: 1.0 };
-        let terms = Terms {
+        let terms = PlanOptions {
             model: model.name(),
             fingerprint: model.fingerprint(),
             formats: model.formats(),
@@ -141,7 +141,7 @@ impl HttpBody for Sending {
     }
 }
 
-/// Sends a message that says it has so many bytes, and gives what is said of it.
+/// Sends a message that claims to have `says` bytes, and gives the fault that comes back.
 async fn send(channel: Channel, says: u32, message: &[u8], endless: bool) -> Fault {
     send_to("Galaxy/Embed", channel, says, message, endless).await
 }

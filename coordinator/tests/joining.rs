@@ -1,4 +1,4 @@
-//! Who joins a cluster, who does not, and what is left of those that were removed: over real TLS.
+//! Machines that join a cluster, those that do not, and what is left of those that were removed: over real TLS.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{Bytes, DeviceName};
@@ -35,7 +35,7 @@ fn name(text: &str) -> DeviceName {
     DeviceName::new(text).unwrap()
 }
 
-/// A coordinator that does nothing but receive.
+/// A coordinator that only receives machines.
 struct World {
     dir: tempfile::TempDir,
     registry: Arc<Registry>,

@@ -18,7 +18,7 @@ use galaxy_coord::{
 use galaxy_graph::{
     Costs, Disk, LinkRate, Program, budget,
     program::{OpKind, Operation},
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use galaxy_planner::synthetic::{self, SyntheticDevice};
@@ -36,7 +36,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 /// The devices, the fastest first, and their 10^9 operations per second.
 const DEVICES: [(&str, f64); 3] = [("fast", 0.02), ("medium", 0.01), ("slow", 0.001)];
 
-/// Every operation takes as long as at a worker of slowness 1.
+/// Prices every operation as on a worker of slowness 1.
 struct Flat;
 
 impl Costs for Flat {
@@ -98,7 +98,7 @@ impl World {
         Self::of_memory("1GB").await
     }
 
-    /// Devices that grant so much each.
+    /// A cluster whose devices grant `memory` each.
     async fn of_memory(memory: &str) -> Self {
         let keys = standin::keys(&DEVICES.map(|(name, _)| name));
         let mut text = format!(
@@ -157,9 +157,9 @@ impl World {
         self.workers.iter().find(|w| w.name == name).unwrap()
     }
 
-    /// Who has a part in the plan.
+    /// The devices that have a part in the plan, by rank.
     fn ring(&self) -> Vec<String> {
-        let plan = self.session.outlook().plan;
+        let plan = self.session.fleet_status().plan;
         plan.map(|p| p.ring.iter().map(|d| d.name.to_string()).collect()).unwrap_or_default()
     }
 
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// Requests of four clients at once until `is_so`, and at least so many; none may fail.
+    /// Runs requests of four clients at once until `is_so`, and at least `least` of them; none may fail.
     async fn run(&self, least: usize, is_so: impl Fn(&Self) -> bool) {
         let mut ran = 0;
         while ran < least || !is_so(self) {
@@ -217,7 +217,7 @@ async fn devices_that_a_plan_leaves_out_keep_nobody_waiting() {
         assert!(world.said(&format!("device {name} has no part")));
         assert_eq!(world.worker(name).placed.lock().unwrap().0, 0, "nothing was sent");
     }
-    let outlook = world.session.outlook();
+    let outlook = world.session.fleet_status();
     assert!(outlook.predicted.is_some_and(|time| !time.is_zero()) && !outlook.what.is_empty());
     world.kill(1).await;
     world.until(|world| world.state("medium").0 == "lost").await;
@@ -321,10 +321,10 @@ async fn a_device_that_other_plans_would_not_help_stays() {
     world.session.close().await;
 }
 
-/// What the model takes on one device, but for two of its smallest matrices.
+/// The memory that the model takes on one device, less that of two of its smallest matrices.
 fn too_little() -> String {
     let model = ModelDir::open(&golden()).unwrap();
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -345,7 +345,7 @@ fn too_little() -> String {
 async fn a_disk_that_is_not_as_it_was_measured_is_seen() {
     let world = World::of_memory(&too_little()).await;
     world.run(8, |_| true).await;
-    let plan = world.session.outlook().plan.unwrap();
+    let plan = world.session.fleet_status().plan.unwrap();
     assert!(plan.ring.iter().any(|device| device.streaming.is_some()), "{plan:?}");
     for worker in &world.workers {
         worker.disk.store(10, Ordering::SeqCst);

@@ -44,7 +44,7 @@ impl World {
         self.coordinate_within(Duration::from_secs(60))
     }
 
-    /// One that gives callers who say nothing so much time.
+    /// A session that gives callers without a time of their own `timeout`.
     fn coordinate_within(&self, timeout: Duration) -> Session {
         let (model, fleet) = self.fleet();
         Session::new(
@@ -102,7 +102,7 @@ async fn run_within(session: &Session, timeout: Option<Duration>) -> Result<(), 
     Ok(())
 }
 
-/// Waits until the readiness says a word.
+/// Waits until the readiness shows a word.
 async fn until(session: &Session, word: &str) {
     loop {
         if format!("{:?} {:?}", session.readiness(), session.devices()).contains(word) {

@@ -1,4 +1,5 @@
-//! What is said of texts, held against sentence-transformers and transformers: `scripts/golden-sentence.py`.
+//! Vectors, scores and classes of texts, compared with those of sentence-transformers and
+//! transformers: `scripts/golden-sentence.py`.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{
@@ -9,7 +10,7 @@ use galaxy_coord::{
     Embed, Items, Limits, LocalFleet, Prefix, RequestError, Session,
     client_memory::DEFAULT_CLIENT_MEMORY,
 };
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::ModelDir;
 use serde::Deserialize;
 use std::{
@@ -19,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-/// What is asked of a model, and what comes.
+/// A request to a model, and the results that are expected.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Expected {
@@ -57,7 +58,7 @@ fn session(name: &str) -> Session {
         share: *share,
     };
     let members: Vec<Member> = [2.0, 1.0].iter().enumerate().map(member).collect();
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),

@@ -14,10 +14,10 @@ use galaxy_coord::{
     api::Api,
     audit::Audit,
     client_memory::DEFAULT_CLIENT_MEMORY,
-    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
-    session::{Listener, Said},
+    fleet::{BoxFuture, DeviceView, FleetStatus, Readiness, Run, Task, Timeline},
+    session::{GenerateEvent, Listener},
 };
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     channel,
@@ -41,7 +41,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-/// Only something that hangs takes so long, on whatever machine.
+/// A time that only something that hangs takes, on whatever machine.
 const LONG: Duration = Duration::from_secs(240);
 const LIMITS: Limits = Limits {
     queue: 2,
@@ -74,7 +74,7 @@ fn plan_with(model: &ModelDir, shares: &[f64], strategy: Strategy, cache: Cache)
             share: *share,
         })
         .collect();
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -304,8 +304,8 @@ impl Fleet for Paused {
     fn readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
     }
-    fn outlook(&self) -> Outlook {
-        Outlook {
+    fn status(&self) -> FleetStatus {
+        FleetStatus {
             strategy: self.plan.strategy,
             max_rows: self.plan.max_rows,
             plan: Some(self.plan.clone()),
@@ -465,7 +465,7 @@ async fn deadlines_end_waits() {
     service.stop().await;
 }
 
-/// A decoder with room for one text.
+/// A decoder with room for one sequence.
 fn short_of_room() -> Session {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     let cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
@@ -474,7 +474,7 @@ fn short_of_room() -> Session {
     Session::new(model, fleet, LIMITS)
 }
 
-/// Goes on with a text for 60 tokens.
+/// Generates 60 tokens behind a prompt.
 async fn generate(session: &Session, listener: Listener) {
     let options = GenerateOptions {
         max_tokens: 60,
@@ -492,21 +492,21 @@ async fn a_text_that_waits_for_room_is_told_so() {
     let (listener, mut unread) = mpsc::channel(1);
     let first = session.clone();
     tokio::spawn(async move { generate(&first, listener).await });
-    assert!(matches!(unread.recv().await, Some(Ok(Said::Begun { .. }))));
+    assert!(matches!(unread.recv().await, Some(Ok(GenerateEvent::Begun { .. }))));
     let (listener, mut said) = mpsc::channel(1000);
     generate(&session, listener).await;
     let mut waits = 0;
     let first = loop {
         match said.recv().await.unwrap().unwrap() {
-            Said::Waiting { .. } => waits += 1,
+            GenerateEvent::Waiting { .. } => waits += 1,
             first => break first,
         }
     };
-    assert!(matches!(first, Said::Begun { .. }), "{first:?}");
+    assert!(matches!(first, GenerateEvent::Begun { .. }), "{first:?}");
     assert!((5..100).contains(&waits), "{waits}");
 }
 
-/// It reads nothing of what is said: that is given up after a while, and the next text has room.
+/// A client that reads nothing is given up after a while, and the next sequence has room.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_stops_reading_is_given_up() {
     let session = short_of_room();
@@ -515,12 +515,12 @@ async fn a_client_that_stops_reading_is_given_up() {
     generate(&session, listener).await;
     let took = begun.elapsed();
     assert!((Duration::from_secs(25)..Duration::from_secs(70)).contains(&took), "{took:?}");
-    assert!(matches!(said.recv().await, Some(Ok(Said::Begun { .. }))));
+    assert!(matches!(said.recv().await, Some(Ok(GenerateEvent::Begun { .. }))));
     let (listener, mut said) = mpsc::channel(100);
     generate(&session, listener).await;
     let mut tokens = 0;
     while let Some(said) = said.recv().await {
-        tokens += usize::from(matches!(said.unwrap(), Said::Token(_)));
+        tokens += usize::from(matches!(said.unwrap(), GenerateEvent::Token(_)));
     }
     assert_eq!(tokens, 60);
 }

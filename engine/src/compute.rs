@@ -1,7 +1,7 @@
 //! The seam between programs and what multiplies: one trait, opaque buffers, completion by signal.
 
 use crate::{
-    choose::{Text, TokenMask},
+    sampler::{Sequence, TokenMask},
     stream::Stream,
     weights::{Shard, WeightError},
 };
@@ -20,32 +20,32 @@ mod call;
 pub mod choice;
 pub mod cpu;
 pub mod kernels;
-mod texts;
+mod sequences;
 
-/// What the rows of a batch are made of.
+/// What the rows of a batch are computed from.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Inputs {
     /// A token id for each row, all of type 0.
     Tokens(Arc<[u32]>),
     /// A token id for each row, and the row's type: which of two texts it belongs to.
     Typed {
-        /// The ids.
+        /// The token ids, one for each row.
         tokens: Arc<[u32]>,
-        /// As many types.
+        /// The token types, one for each row.
         types: Arc<[u8]>,
     },
-    /// Squares of pixels: some rows of the batch, from `first` on, as
-    /// [`Patches::cut`](galaxy_model::Patches::cut) gives them. Those of the class are not read.
+    /// Image patches: some rows of the batch, from `first` on, as
+    /// [`Patches::cut`](galaxy_model::Patches::cut) gives them. The row of the class token is not read.
     Patches {
-        /// The first of them.
+        /// The row of the batch that the first of these patches belongs to.
         first: u32,
-        /// `[rows, values]`
+        /// The values of the patches, `[rows, values]`.
         values: Arc<[f32]>,
     },
 }
 
 impl Inputs {
-    /// Tokens, each of its type.
+    /// Token ids, each with its type.
     pub fn typed(tokens: Vec<u32>, types: Vec<u8>) -> Self {
         match types.iter().all(|kind| *kind == 0) {
             true => tokens.into(),
@@ -53,7 +53,7 @@ impl Inputs {
         }
     }
 
-    /// Something for `rows` rows of a model, another for each `seed`: for measuring.
+    /// Arbitrary inputs for `rows` rows of a model, others for each `seed`: for measuring.
     pub fn any(spec: &ModelSpec, rows: u32, seed: u32) -> Self {
         let number = |at: u32| seed.wrapping_add(at).wrapping_mul(7919);
         match spec.patches {
@@ -72,7 +72,7 @@ impl Inputs {
         }
     }
 
-    /// What of it a device needs that embeds these rows of a batch of `spec`.
+    /// The part that a device needs which embeds these rows of a batch of `spec`.
     pub fn part(&self, spec: &ModelSpec, rows: Span<Row>) -> Self {
         match (self, spec.patches) {
             (Self::Patches { first, values }, Some(patches)) => {
@@ -105,17 +105,17 @@ impl From<&[u32]> for Inputs {
     }
 }
 
-/// What of a batch a program does not contain: bound when it runs.
+/// The parts of a batch that a program does not contain: they are bound when it runs.
 #[derive(Clone, Debug)]
 pub struct Binding {
-    /// The segments.
+    /// The segments of the batch.
     pub shape: BatchShape,
-    /// What their rows are made of: all of them, or those that the device embeds.
+    /// The inputs of all rows, or of those that the device embeds.
     pub inputs: Inputs,
     /// For each choice of the batch ([`BatchShape::choices`]), which tokens may be chosen: all without a
     /// mask. May be shorter than the choices.
     pub masks: Vec<Option<TokenMask>>,
-    /// By which others ask the burst to end.
+    /// The flag by which others ask the burst to end.
     pub ending: Ending,
 }
 
@@ -125,7 +125,7 @@ pub struct Binding {
 pub struct Ending(Arc<AtomicBool>);
 
 impl Ending {
-    /// Asks for it.
+    /// Asks for the burst to end.
     pub fn ask(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -136,12 +136,12 @@ impl Ending {
 }
 
 impl Binding {
-    /// Segments and their rows; every token may be chosen.
+    /// A binding of segments and the inputs of their rows, without masks.
     pub fn new(shape: BatchShape, inputs: impl Into<Inputs>) -> Self {
         Self { shape, inputs: inputs.into(), masks: Vec::new(), ending: Ending::default() }
     }
 
-    /// Which tokens may be chosen for a choice of the batch; all without a mask.
+    /// The mask of a choice of the batch; none where every token may be chosen.
     pub(crate) fn mask(&self, choice: usize) -> Option<&TokenMask> {
         self.masks.get(choice)?.as_ref()
     }
@@ -158,50 +158,50 @@ pub struct Staged<'a> {
     pub output: Option<&'a mut [u8]>,
     /// The weights that were loaded for the operation, if it reads any from disk.
     pub weights: Option<&'a [u8]>,
-    /// Where `Emit` puts its values: rows x width of its output; and where `Choose` tells of its choice.
+    /// Where `Emit` puts its values, rows x width of its output, and `Sample` its choice.
     pub emitted: Option<&'a mut [f32]>,
 }
 
-/// What went wrong in an engine.
+/// Why an engine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ComputeError {
-    /// Memory for slots could not be had.
+    /// The memory for slots cannot be allocated.
     #[error("the device has no room for {wanted} of activations")]
     Memory {
-        /// How much was asked for.
+        /// The memory that was asked for.
         wanted: Bytes,
     },
-    /// Weights that could not be read.
+    /// Weights cannot be read.
     #[error(transparent)]
     Weights(#[from] WeightError),
-    /// A device that is not there, or that failed.
+    /// The device is missing, or failed.
     #[error("the compute device failed: {why}")]
     Device {
-        /// What it said.
+        /// The message of the device.
         why: String,
     },
-    /// A text that cannot be kept.
+    /// A sequence cannot be kept.
     #[error("text {slot} cannot go on here: {why}")]
     Text {
-        /// Its slot.
+        /// The slot of the sequence.
         slot: u32,
-        /// Why.
+        /// The reason, for people.
         why: &'static str,
     },
-    /// A mask that leaves no token to choose.
+    /// The mask of a sequence leaves no token to choose.
     #[error(
         "no token may be chosen for the sequence in slot {slot}: its mask allows none that the model has"
     )]
     NoToken {
-        /// Where the sequence is kept.
+        /// The slot of the sequence.
         slot: u32,
     },
-    /// An operation that this engine does not know, or regions that do not fit together.
+    /// The engine does not know the operation, or its regions do not fit together.
     #[error("operation {operation} does not fit this device's shard: {why}")]
     Operation {
-        /// Which.
+        /// The kind of the operation, with its attributes.
         operation: String,
-        /// Why.
+        /// The reason, for people.
         why: String,
     },
 }
@@ -212,9 +212,9 @@ pub enum ComputeError {
 /// returns from [`Engine::run`] when the operation is complete; one with a copy lane of its own may
 /// overlap inside.
 ///
-/// *The row contract:* a row's result is the same to the bit whatever the number of rows beside it in the batch,
-/// and whether the rows that it sees are in the batch or were kept (ADR 0036). The cpu engine keeps it; the burn
-/// engine, whose sums are the backend's matter, does not.
+/// *The row contract:* a row's result is the same to the bit whatever the number of rows beside it in the batch, and
+/// whether the rows that it sees are in the batch or are cached (ADR 0036). The cpu engine keeps it; the burn engine,
+/// whose sums are the backend's matter, does not.
 pub trait Engine: Send {
     /// Makes room for the device slots of a program; staging is the executor's. Room is kept and
     /// reused: after the largest program nothing is allocated any more. Called before a run of another
@@ -236,35 +236,36 @@ pub trait Engine: Send {
         staged: Staged<'_>,
     ) -> Result<(), ComputeError>;
 
-    /// Takes room for the keys and values of a text in these blocks of the cache, one behind another, and
-    /// remembers how its tokens are chosen; a text of the same slot goes on with the blocks that it has, and
-    /// more. Which blocks they are changes no result, and texts may share some
-    /// ([`galaxy_common::BlockTables`]). After this nothing is allocated for it.
+    /// Takes room for the keys and values of a sequence in these blocks of the cache, one behind another, and
+    /// remembers how its tokens are chosen. Where its slot has a sequence, these blocks take the place of
+    /// that one's: rows of blocks that both have stay. Which blocks they are changes no result, and sequences
+    /// may share some ([`galaxy_common::BlockTables`]). After this nothing is allocated for it.
     ///
     /// # Errors
-    /// When they are too few for its rows, or the cache does not have them.
-    fn begin(&mut self, text: &Text, _blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
+    /// When the blocks are too few for its rows, or the cache does not have them.
+    fn begin(&mut self, text: &Sequence, _blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
         Err(ComputeError::Text { slot: text.slot, why: "this engine keeps nothing" })
     }
 
-    /// Forgets a text, and gives its room back.
+    /// Forgets a sequence, and gives its blocks back.
     fn end(&mut self, _slot: u32) {}
 
-    /// Forgets all texts.
+    /// Forgets all sequences.
     fn end_all(&mut self) {}
 
-    /// Classes that the model's head tells apart; 0 without such a head.
+    /// The number of classes of the model's class head; 0 without one.
     fn labels(&self) -> u32;
 
-    /// Bytes of weights as held, and of slots and of what is kept of texts.
+    /// Bytes of weights as held, and of slots together with the KV cache.
     fn held(&self) -> (Bytes, Bytes);
 
-    /// What brings its weights from disk, if something does.
+    /// The stream that brings weights from disk, if some are not held.
     fn streams(&self) -> Option<Arc<Stream>> {
         None
     }
 
-    /// Its shard, to be made another; nothing from an engine that holds weights in a form of its own.
+    /// Its shard, for another engine to take over; none from an engine that holds weights in a form of its
+    /// own.
     fn into_shard(self: Box<Self>) -> Option<Shard> {
         None
     }

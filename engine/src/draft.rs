@@ -1,71 +1,73 @@
 //! Drafts: tokens that may follow a sequence, by what followed the same tokens in it before.
 //!
 //! Every device keeps the tokens of its sequences and drafts from them by the same rule, so that all draft the same,
-//! and nothing is sent for it. A step then runs the last token and its draft as rows beside one another (prompt
-//! lookup, a form of speculative decoding). The choice behind each row is the one that a step of a single row
-//! would make; a drafted row counts where the choice before it is the token that was drafted. So drafts change
-//! how soon tokens come, and never which.
+//! and nothing is sent for it. A step then runs the last token and its draft as neighbouring rows (prompt lookup, a
+//! form of speculative decoding). The choice behind each row is the one that a step of a single row would make; a
+//! drafted row counts where the choice before it is the token that was drafted. So drafts change how soon tokens come,
+//! and never which.
 //!
 //! How many rows are drafted follows from how often drafts were right lately, and from what a row costs.
 
-use galaxy_common::Text;
+use galaxy_common::Sequence;
 use std::collections::BTreeMap;
 
-/// Tokens that are compared at most to find the same ones before.
+/// The most tokens that are compared to find the same ones before.
 const LONGEST: usize = 16;
-/// Fewer equal tokens say nothing.
+/// The fewest equal tokens that count: fewer say nothing.
 const SHORTEST: usize = 2;
-/// Drafted rows of a sequence, at most.
+/// The most drafted rows of a sequence.
 const MOST: usize = 15;
-/// By how many equal tokens drafts are told apart: up to 2, 4, 8, and more.
+/// Classes of drafts, by how many tokens were equal: up to 2, 4, 8, and more.
 const CLASSES: usize = 4;
-/// How often drafts of each class are right, before anything is known of a sequence.
+/// The share of drafted tokens of each class that are right, before anything is known of a sequence.
 const BEFORE: [f32; CLASSES] = [0.4, 0.6, 0.75, 0.9];
-/// How much one drafted token counts beside those before it.
+/// The weight of one drafted token in the running mean of its class.
 const LATELY: f32 = 0.15;
-/// How much the lookups of a class that is not drafted from give back of what is expected before.
+/// How far, as a share, each lookup of a class that is not drafted from moves its mean back to what is
+/// expected before.
 const FORGIVEN: f32 = 0.004;
 
 /// The tokens of a device's sequences, by slot.
 #[derive(Default)]
 pub(crate) struct Histories(BTreeMap<u32, History>);
 
-/// The same, some of which may be taken out while their sequences run.
+/// The histories of a device, some of which may be taken out while their sequences run.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct SharedHistories {
     here: Histories,
     /// Sequences that have ended since some were taken out, and whether all have.
     ended: (bool, Vec<u32>),
 }
 
-/// The tokens of a sequence, and how well they foretell what follows.
+/// The tokens of a sequence, and how well they predict what follows.
 struct History {
     tokens: Vec<u32>,
-    /// How often drafts of each class are right.
+    /// The share of drafted tokens of each class that are right, as a running mean.
     right: [f32; CLASSES],
-    /// Where earlier tokens do not change what is likely.
+    /// Whether to draft at all: not where earlier tokens change what is likely (penalties), nor where
+    /// tokens were left out.
     drafts: bool,
 }
 
-/// The tokens that followed the last ones of a sequence before.
+/// An earlier place in a sequence whose tokens equal its last ones, and what may be drafted from there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Lookup {
-    /// Where they begin.
+    /// Where the tokens that followed them begin.
     from: usize,
     class: usize,
-    /// How likely each is right where those before it are.
+    /// How likely each drafted token is right where those before it are.
     right: f32,
-    /// How many rows may be drafted.
+    /// The most rows that may be drafted.
     most: u32,
 }
 
-impl Kept {
+impl SharedHistories {
     /// Takes the tokens of a sequence that begins, or has more room now.
-    pub(crate) fn begin(&mut self, text: &Text) {
+    pub(crate) fn begin(&mut self, text: &Sequence) {
         self.here.begin(text);
     }
 
-    /// Forgets a sequence, or all.
+    /// Forgets a sequence, or without a slot all of them.
     pub(crate) fn end(&mut self, slot: Option<u32>) {
         let (all, ended) = &mut self.ended;
         match slot {
@@ -82,7 +84,7 @@ impl Kept {
         Histories(taken.collect())
     }
 
-    /// Puts them back.
+    /// Puts histories back, but those of sequences that have ended since.
     pub(crate) fn put(&mut self, taken: &mut Histories) {
         let (all, ended) = std::mem::take(&mut self.ended);
         if !all {
@@ -94,7 +96,7 @@ impl Kept {
 
 impl Histories {
     /// Takes the tokens of a sequence that begins, or has more room now.
-    pub(crate) fn begin(&mut self, text: &Text) {
+    pub(crate) fn begin(&mut self, text: &Sequence) {
         let new = History { tokens: Vec::new(), right: BEFORE, drafts: true };
         let history = self.0.entry(text.slot).or_insert(new);
         history.drafts = !text.sampling.looks_back();
@@ -103,7 +105,8 @@ impl Histories {
         history.tokens.extend_from_slice(&text.tokens);
     }
 
-    /// Notes rows of a sequence that run now, behind `past` others. What was noted behind them is no more.
+    /// Notes the tokens of rows of a sequence that run now, behind `past` others. What was noted behind those
+    /// is forgotten.
     pub(crate) fn runs(&mut self, slot: u32, past: u32, rows: &[u32]) {
         let Some(history) = self.0.get_mut(&slot) else { return };
         if history.tokens.len() < past as usize {
@@ -116,14 +119,15 @@ impl Histories {
         history.tokens.extend_from_slice(rows);
     }
 
-    /// Notes a token that was chosen.
+    /// Notes a token that was chosen for a sequence.
     pub(crate) fn push(&mut self, slot: u32, token: u32) {
         if let Some(history) = self.0.get_mut(&slot).filter(|history| history.drafts) {
             history.tokens.push(token);
         }
     }
 
-    /// What may follow a sequence, of which `most` rows may be drafted.
+    /// Looks up what may follow a sequence, of which at most `most` rows may be drafted. None where
+    /// there is nothing to draft.
     pub(crate) fn look_up(&self, slot: u32, most: u32) -> Option<Lookup> {
         let History { tokens, right, .. } =
             self.0.get(&slot).filter(|history| history.drafts && most > 0)?;
@@ -132,15 +136,15 @@ impl Histories {
         Some(Lookup { from, class, right: right[class], most: most.min(MOST as u32) })
     }
 
-    /// The drafted token of that number.
+    /// Token number `at` of a draft, from 0.
     pub(crate) fn drafted(&self, slot: u32, of: &Lookup, at: usize) -> u32 {
         let tokens = self.0.get(&slot).map_or(&[][..], |history| &history.tokens);
-        // Behind its end a repetition goes on with itself.
+        // Behind its end a repetition repeats itself.
         let period = tokens.len() - of.from;
         tokens[of.from + at % period]
     }
 
-    /// Learns of a draft of which so many tokens were verified, and so many of them right.
+    /// Learns from a draft of which `drafted` tokens were verified, the first `right` of them right.
     pub(crate) fn learn(&mut self, slot: u32, of: &Lookup, drafted: u32, right: u32) {
         let Some(history) = self.0.get_mut(&slot) else { return };
         let mean = &mut history.right[of.class];
@@ -166,7 +170,8 @@ fn class(equal: usize) -> usize {
     }
 }
 
-/// The longest run of tokens that equals the last ones, and the place behind it. Of equal ones the last.
+/// The longest run of tokens that equals the last ones: its length, and the place behind it. Of equally long
+/// runs the last.
 fn longest_before(tokens: &[u32]) -> Option<(usize, usize)> {
     let (&last, before) = tokens.split_last()?;
     let mut longest = None;
@@ -183,8 +188,8 @@ fn longest_before(tokens: &[u32]) -> Option<(usize, usize)> {
     longest
 }
 
-/// How many rows are drafted of each sequence, into `rows`, where one more takes `cost` of a step's time and
-/// there is room for `room` more: each row that makes tokens come sooner.
+/// Decides how many rows are drafted for each sequence, into `rows`, where one more row takes `cost` of a
+/// step's time and there is room for `room` more: each row that makes tokens come sooner.
 pub(crate) fn share(lookups: &[Option<Lookup>], cost: f32, room: u32, rows: &mut Vec<u32>) {
     rows.clear();
     rows.resize(lookups.len(), 0);
@@ -215,7 +220,7 @@ mod tests {
     fn history(tokens: &[u32], sampling: Sampling) -> Histories {
         let mut histories = Histories::default();
         let (rows, prompt) = (tokens.len() as u32 + 20, tokens.len());
-        histories.begin(&Text { slot: 3, rows, sampling, tokens: tokens.to_vec(), prompt });
+        histories.begin(&Sequence { slot: 3, rows, sampling, tokens: tokens.to_vec(), prompt });
         histories
     }
 
@@ -232,7 +237,7 @@ mod tests {
         // Three equal ones at the beginning, two later: the longer run says more.
         assert_eq!(drafted(&histories, 4), Some(vec![4, 5, 9, 2]));
         assert_eq!(drafted(&histories, 0), None);
-        // A repetition goes on with itself.
+        // A repetition repeats itself.
         let histories = history(&[7, 1, 2, 1, 2, 1, 2], greedy());
         assert_eq!(drafted(&histories, 5), Some(vec![1, 2, 1, 2, 1]));
         for other in [&[1, 2, 3, 4][..], &[5, 1, 6, 1], &[1], &[]] {
@@ -253,7 +258,7 @@ mod tests {
         assert_eq!(drafted(&histories, 2), None);
         histories.runs(3, 5, &[2]);
         assert_eq!(drafted(&histories, 2), Some(vec![3, 4]));
-        // Rows that nobody has told of.
+        // Rows whose tokens were never noted.
         histories.runs(3, 90, &[2]);
         histories.runs(3, 91, &[2]);
         assert_eq!(drafted(&histories, 2), None);
@@ -261,12 +266,12 @@ mod tests {
 
     #[test]
     fn what_ends_while_it_runs_is_forgotten() {
-        let mut kept = Kept::default();
+        let mut kept = SharedHistories::default();
         let text = |slot| {
             let (sampling, tokens) = (Sampling::greedy(), vec![1, 2, 1, 2]);
-            Text { slot, rows: 9, sampling, tokens, prompt: 4 }
+            Sequence { slot, rows: 9, sampling, tokens, prompt: 4 }
         };
-        let slots = |kept: &Kept| kept.here.0.keys().copied().collect::<Vec<_>>();
+        let slots = |kept: &SharedHistories| kept.here.0.keys().copied().collect::<Vec<_>>();
         (0..4).for_each(|slot| kept.begin(&text(slot)));
         let mut taken = kept.take([1, 2, 7].into_iter());
         assert_eq!(slots(&kept), [0, 3]);

@@ -13,10 +13,10 @@ mod lanes;
 mod run;
 
 use crate::{
-    choose::Text,
     compute::{Binding, ComputeError, Engine},
-    draft::{Histories, Kept},
+    draft::{Histories, SharedHistories},
     link::{LinkError, Links},
+    sampler::Sequence,
     staging::Staging,
     stream::StreamError,
     weights::Shard,
@@ -27,7 +27,7 @@ use galaxy_graph::{
     program::{Lane, TOKEN_VALUES},
     timeline::{LaneUse, Times, no_use, traffic},
 };
-use lanes::{Ends, Gone, Work};
+use lanes::{EndedSequences, Ends, Work};
 use run::Run;
 use std::{
     sync::{
@@ -41,55 +41,55 @@ use std::{
 /// One program to run.
 #[derive(Clone)]
 pub struct Job {
-    /// Epoch of the links it needs.
+    /// The epoch of the links that it needs.
     pub epoch: Epoch,
-    /// Its place in the epoch.
+    /// Its place among the programs of the epoch.
     pub sequence: SequenceNumber,
-    /// What to do.
+    /// The program to run.
     pub program: Arc<Program>,
-    /// With what.
+    /// The batch that the program runs for.
     pub binding: Binding,
-    /// When to give up.
+    /// When to give up; none for never.
     pub deadline: Option<Instant>,
 }
 
-/// What is told of the choice of a token: [`TOKEN_VALUES`].
-pub type Choice = [f32; TOKEN_VALUES as usize];
+/// The values that are reported of a chosen token, as [`TOKEN_VALUES`] lists them.
+pub type TokenValues = [f32; TOKEN_VALUES as usize];
 
 /// What follows a step of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Nothing.
+    /// Nothing: the run is over.
     Done,
-    /// The next one, as it is bound now.
+    /// The next step, as it is bound now.
     Next,
 }
 
-/// What is asked between steps: it gets each choice of the batch, and binds the next step where one is to follow.
-/// That has the same program: as many segments of as many rows, of which the same is wanted.
-pub type Next<'a> = dyn FnMut(&[Choice], &mut Binding) -> Step + 'a;
+/// The function that is called between steps: it gets each choice of the batch, and binds the next step where one is to
+/// follow. The next step has the same program: as many segments of as many rows, of which the same is wanted.
+pub type Next<'a> = dyn FnMut(&[TokenValues], &mut Binding) -> Step + 'a;
 
-/// What a run gave.
+/// The results of a run, and how it spent its time.
 #[derive(Debug)]
 pub struct RunReport {
     /// The values of each output of the program, in order.
     pub outputs: Vec<Vec<f32>>,
-    /// When it began, on the executor's clock (nanoseconds).
+    /// When the run began, on the executor's clock (nanoseconds).
     pub started: u64,
-    /// When it ended.
+    /// When the run ended, on the same clock.
     pub ended: u64,
     /// Begin and end of each operation in the last step.
     pub timeline: Vec<Times>,
     /// How the lanes spent their time, in all steps together.
     pub lanes: Vec<LaneUse>,
-    /// Bytes of tiles sent.
+    /// Bytes of tiles that were sent, in all steps together.
     pub bytes_sent: u64,
-    /// Bytes of tiles received.
+    /// Bytes of tiles that were received, in all steps together.
     pub bytes_received: u64,
 }
 
 impl RunReport {
-    /// Takes into account what a run before this one took, of a program with the same lanes.
+    /// Adds the time and the traffic of the run before this one, of a program with the same lanes.
     pub(crate) fn follow(&mut self, earlier: &Self) {
         self.started = earlier.started;
         self.bytes_sent += earlier.bytes_sent;
@@ -107,38 +107,39 @@ impl RunReport {
 /// Why a run ended without a result.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It was aborted, or its links were replaced.
+    /// The run was aborted, or its links were replaced.
     #[error("the run was aborted")]
     Aborted,
-    /// Its deadline passed.
+    /// The deadline passed while it ran.
     #[error("the deadline passed while it ran")]
     Deadline,
-    /// It needs links of another epoch.
+    /// The run needs links of another epoch.
     #[error("the run is of epoch {wanted}, and the links are of epoch {have}")]
     Stale {
-        /// The job's.
+        /// The epoch of the job.
         wanted: Epoch,
-        /// The links'.
+        /// The epoch of the links.
         have: Epoch,
     },
-    /// It needs a link that is not there.
+    /// The run needs a link that is not there.
     #[error("there is no link {0:?}")]
     NoLink(Lane),
-    /// A link failed.
+    /// A link failed while it ran.
     #[error("the link with rank {peer} failed: {source}")]
     Link {
-        /// Whose.
+        /// The rank of the peer at the other end.
         peer: Rank,
-        /// Why.
+        /// What went wrong on the link.
         source: LinkError,
     },
     /// The engine failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
-    /// Weights could not be had from disk.
+    /// Weights cannot be read from disk.
     #[error(transparent)]
     Stream(Box<StreamError>),
-    /// A program that uses memory in a way that its waits do not allow.
+    /// The program is broken, or does not fit what is asked of it: it uses memory in a way that its
+    /// waits do not allow, for example.
     #[error("{0}")]
     Program(String),
     /// A thread of the executor is gone.
@@ -152,7 +153,7 @@ impl From<StreamError> for RunError {
     }
 }
 
-/// A thread of a lane, and the way to give it runs.
+/// A thread that drives a lane, and the channel that gives it runs.
 struct Worker<T = (), W = Arc<Run>> {
     lane: Lane,
     runs: Option<SyncSender<W>>,
@@ -173,7 +174,7 @@ impl<T: Send + 'static, W: Send + 'static> Worker<T, W> {
         let runs = self.runs.as_ref().ok_or(RunError::Stopped)?;
         runs.send(run).map_err(|_| RunError::Stopped)
     }
-    /// Ends it. Gives what its lane leaves, once.
+    /// Ends the thread, and gives what its lane leaves, once.
     fn join(&mut self) -> Option<T> {
         self.runs = None;
         // A lane that panicked has failed its run already.
@@ -184,7 +185,7 @@ impl<T: Send + 'static, W: Send + 'static> Worker<T, W> {
 /// The links of an epoch and the threads that drive them.
 struct Connected {
     epoch: Epoch,
-    /// The one whose links were closed, while there are no others.
+    /// The epoch whose links were closed, while there are no others.
     ended: Option<Epoch>,
     workers: Vec<Worker>,
     ends: Arc<Ends>,
@@ -197,12 +198,13 @@ pub struct Executor {
     name: String,
     started: Instant,
     compute: Mutex<Worker<Box<dyn Engine>, Work>>,
-    gone: Arc<Mutex<Gone>>,
-    /// The tokens of the sequences.
-    histories: Mutex<Kept>,
+    ended: Arc<Mutex<EndedSequences>>,
+    /// The tokens of the sequences, to draft from.
+    histories: Mutex<SharedHistories>,
     loaders: Mutex<Vec<Worker>>,
     connected: Mutex<Connected>,
-    /// One program at a time; keeps the staging memory of the last for the next.
+    /// The turn to run: one program at a time. It keeps the staging memory of the last program for the
+    /// next.
     turn: Mutex<Option<(Arc<Program>, Arc<Staging>)>>,
 }
 
@@ -224,7 +226,7 @@ impl Executor {
                 loaders.push(Worker::spawn(format!("load-{agent}-{name}"), lane, body)?);
             }
         }
-        let gone = Arc::new(Mutex::new(Gone::default()));
+        let gone = Arc::new(Mutex::new(EndedSequences::default()));
         let told = gone.clone();
         let compute = Worker::spawn(format!("compute-{name}"), Lane::Compute, move |inbox| {
             lanes::compute(engine, &inbox, &told)
@@ -233,7 +235,7 @@ impl Executor {
             name: name.to_owned(),
             started: Instant::now(),
             compute: Mutex::new(compute),
-            gone,
+            ended: gone,
             histories: Mutex::default(),
             loaders: Mutex::new(loaders),
             connected: Mutex::new(Connected {
@@ -248,7 +250,7 @@ impl Executor {
         })
     }
 
-    /// Replaces the links. What ran over the old ones is aborted.
+    /// Replaces the links. A run over the old ones is aborted.
     pub fn connect(&self, epoch: Epoch, links: Links) {
         self.disconnect(None);
         let ends = Arc::new(Ends::of(links.senders, links.receivers));
@@ -293,8 +295,8 @@ impl Executor {
         }
     }
 
-    /// Ends it, and gives the shard of its engine back, if that has one to give. Links are closed, and
-    /// what programs worked in is given back.
+    /// Ends the executor, and gives the shard of its engine back, if that has one to give. Links are closed,
+    /// and the memory that programs worked in is given back.
     pub fn into_shard(self) -> Option<Shard> {
         self.disconnect(None);
         self.end_loaders();
@@ -313,25 +315,26 @@ impl Executor {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Takes room for a text that is to go on, and says how its tokens are chosen.
+    /// Takes room for a sequence in these blocks of the cache, and tells the engine how its tokens are
+    /// chosen.
     ///
     /// # Errors
     /// When there is no room for it.
-    pub fn begin(&self, text: Text, blocks: Arc<[u32]>) -> Result<(), RunError> {
+    pub fn begin(&self, text: Sequence, blocks: Arc<[u32]>) -> Result<(), RunError> {
         lock(&self.histories).begin(&text);
         let (answer, answered) = sync_channel(1);
         lock(&self.compute).give(Work::Begin(Box::new((text, blocks)), answer))?;
         Ok(answered.recv().map_err(|_| RunError::Stopped)??)
     }
 
-    /// Forgets a text, or all, when what runs is through: before anything else runs or begins. Waits for
-    /// nothing.
+    /// Forgets a sequence, or without a slot all of them, once the current run is over: before anything else
+    /// runs or begins. Does not wait for that.
     pub fn end(&self, slot: Option<u32>) {
         lock(&self.histories).end(slot);
-        let mut gone = lock(&self.gone);
+        let mut gone = lock(&self.ended);
         match slot {
             Some(slot) => gone.slots.push(slot),
-            None => *gone = Gone { all: true, slots: Vec::new() },
+            None => *gone = EndedSequences { all: true, slots: Vec::new() },
         }
     }
 
@@ -343,7 +346,7 @@ impl Executor {
         self.run_steps(job, &mut |_, _| Step::Done)
     }
 
-    /// Takes the tokens of sequences, while these run.
+    /// Takes out the tokens of sequences while these run.
     pub(crate) fn take_histories(&self, slots: impl Iterator<Item = u32>) -> Histories {
         lock(&self.histories).take(slots)
     }
@@ -353,8 +356,8 @@ impl Executor {
         lock(&self.histories).put(histories);
     }
 
-    /// Runs a program of which tokens are wanted again and again, as `next` binds it: it is called on this
-    /// thread, which drives the lanes. Between steps nothing is allocated.
+    /// Runs a program of which tokens are wanted, step after step, each as `next` binds it; that is called on
+    /// this thread. Between steps nothing is allocated.
     ///
     /// # Errors
     /// As [`Executor::run`].
@@ -394,7 +397,7 @@ impl Executor {
         result
     }
 
-    /// The ends of the links, where one thread is to drive all lanes.
+    /// The ends of the links, where one thread is to drive all lanes; none where each lane has its own.
     fn alone(&self, run: &Run) -> Option<Arc<Ends>> {
         let ends = lock(&self.connected).ends.clone();
         let few = run.program.lanes.len() > 1 && run.has_single_rows();
@@ -437,7 +440,7 @@ impl Executor {
         run.check()
     }
 
-    /// What a run gave that began then, and that went through its program so often.
+    /// The report of a run that began at `started`, and went through its program `steps` times.
     fn report(&self, run: &Run, started: u64, steps: u64, lanes: Vec<LaneUse>) -> RunReport {
         let outcome = run.outcome();
         let (bytes_sent, bytes_received) = traffic(&run.program);

@@ -1,42 +1,44 @@
-//! Making tokens: one device's part, which is every other device's, too.
+//! Generating tokens: one device's part, which is the same on every other device.
 //!
 //! A program of one row for each sequence runs again and again, each time with the tokens that it chose. Where
-//! candidates did not prove the choice for a sequence, its row runs once more with a program that names more for
-//! it; where a draft says what may follow a sequence, its rows run beside the last token's. Every device finds
-//! both out by itself, from the same tiles and the same tokens. Each choice is told, and counts, once.
+//! candidates did not prove the choice for a sequence, its row runs once more with a program that names more for it;
+//! where a draft says what may follow a sequence, its rows run beside the last token's. Every device finds both out by
+//! itself, from the same tiles and the same tokens. Each choice is reported, and counts, once.
 
 use crate::{
-    choose::TokenMask,
     compute::{Binding, Inputs},
     draft::{Histories, Lookup, share},
-    executor::{Choice, Executor, Job, RunError, RunReport, Step},
+    executor::{Executor, Job, RunError, RunReport, Step, TokenValues},
+    sampler::TokenMask,
 };
-use galaxy_common::{BatchShape, Breadth, GeneratedToken, Row, Segment, Span, TokenGoal, Wanted};
+use galaxy_common::{
+    BatchShape, CandidateCount, GeneratedToken, Row, Segment, Span, TokenGoal, Wanted,
+};
 use galaxy_graph::{Program, program::TOKEN_VALUES};
 use std::sync::Arc;
 
-/// What is told of a token.
-pub type Told = Choice;
+/// The values that are reported of a token.
+pub type TokenEvent = TokenValues;
 
-/// A token by what is told of it, with what it adds to the text.
-pub fn token(told: &Told, text: String) -> GeneratedToken {
+/// The generated token that has these values, with what it adds to the text.
+pub fn token(told: &TokenEvent, text: String) -> GeneratedToken {
     let [token, logprob, _, _, count, likely @ ..] = told;
     let top = likely.chunks_exact(2).take(*count as usize).map(|pair| (pair[0] as u32, pair[1]));
     GeneratedToken { token: *token as u32, logprob: *logprob, top: top.collect(), text }
 }
 
-/// Tokens that are made at a time, before anybody may say that they are enough: on a device that makes a token
-/// in 50 ms, four fifths of a second.
-pub const STINT: u32 = 16;
+/// The steps of a decode burst, at most, before anybody may say that its tokens are enough: on a device that takes 50
+/// ms for a token, four fifths of a second.
+pub const BURST_STEPS: u32 = 16;
 
-/// What is wanted of a sequence.
+/// What is wanted of a sequence in a generation.
 #[derive(Clone, Default, Debug)]
 pub struct Goal {
-    /// How many tokens to make; more than one only from a single row.
+    /// How many tokens to generate; more than one only from a single row.
     pub count: u32,
-    /// None is made behind one of these.
+    /// The tokens that end the sequence: none is generated behind one of these.
     pub stop: Arc<[u32]>,
-    /// Which tokens may be chosen, all without a mask. It holds until another is given.
+    /// The tokens that may be chosen; all without a mask. It holds until another is given.
     pub mask: Option<TokenMask>,
 }
 
@@ -46,86 +48,89 @@ impl From<&TokenGoal> for Goal {
     }
 }
 
-/// Where drafts are verified.
+/// The limits of drafting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drafting {
-    /// What one more row takes of the time of a step.
+    /// The time that one more row takes, as a share of the time of a step.
     pub row_cost: f32,
-    /// Rows of a step, at most.
+    /// The most rows of a step.
     pub rows: u32,
 }
 
-/// Tokens to make for the sequences of a batch, until one of them has what is wanted of it, all steps have run or
-/// somebody asks for an end, and each has one.
+/// Tokens to generate for the sequences of a batch: until one of them has what is wanted of it, all steps have run or
+/// somebody asks for an end, and each has at least one.
 pub struct Generation {
     /// The first step: rows of a prompt, or of the last token of each sequence.
     pub first: Job,
-    /// For each choice of its batch ([`BatchShape::choices`]).
+    /// The goal for each choice of its batch ([`BatchShape::choices`]).
     pub goals: Vec<Goal>,
-    /// Steps that are run, at most.
+    /// The most steps that are run.
     pub steps: u32,
-    /// Whether more rows than one of each sequence may run in a step.
+    /// The limits of drafting; without them each sequence has one row in a step.
     pub drafting: Option<Drafting>,
 }
 
-/// What came of it.
+/// The results of a generation.
 #[derive(Debug)]
 pub struct Generated {
-    /// From the first step to the last; the timeline is of the last, and results are the last token of each sequence.
+    /// The report from the first step to the last: its timeline is that of the last step, and its outputs are the last
+    /// token of each sequence.
     pub report: RunReport,
-    /// What was decoded.
+    /// How much was decoded.
     pub decoded: Decoded,
 }
 
-/// What a burst has decoded, and in how many steps.
+/// How many tokens a burst has decoded, and in how many steps.
 #[derive(Debug, Clone, Default)]
 pub struct Decoded {
-    /// How many tokens were made for each sequence.
+    /// How many tokens were generated for each sequence.
     pub counts: Vec<u32>,
     /// How many candidates the last choice for each sequence needed of each device: a good guess for the
     /// next.
-    pub breadths: Vec<Breadth>,
-    /// Steps that ran,
+    pub breadths: Vec<CandidateCount>,
+    /// How many steps ran.
     pub steps: u32,
-    /// and rows of all of them.
+    /// How many rows all of these steps had.
     pub rows: u32,
-    /// The shape of the last step, where that had other rows than the first.
+    /// The shape of the last step, where drafted rows ran in it.
     pub last: Option<BatchShape>,
 }
 
 impl Decoded {
-    /// Tokens of all sequences together.
+    /// The number of tokens of all sequences together.
     pub fn tokens(&self) -> u32 {
         self.counts.iter().sum()
     }
 
-    /// Rows and tokens that are beyond one of each sequence in a step: those that were drafted, and those of them that
-    /// were right.
+    /// The rows and the tokens beyond one of each sequence in a step: the rows that were drafted, and those of them
+    /// that were right.
     pub fn beyond(&self) -> (u32, u32) {
         let one_each = self.steps.saturating_mul(self.counts.len() as u32);
         (self.rows.saturating_sub(one_each), self.tokens().saturating_sub(one_each))
     }
 }
 
-/// Is told of what is made.
+/// Somebody who hears of the tokens that are generated.
 pub trait Listener {
-    /// A token was made for the sequence of this number. A mask that is given holds from its next token on.
-    fn token(&mut self, at: usize, told: &Told) -> Option<TokenMask>;
-    /// All tokens of a step were told.
+    /// A token was generated for the sequence of this number. A mask that is given back holds from its next
+    /// token on.
+    fn token(&mut self, at: usize, told: &TokenEvent) -> Option<TokenMask>;
+    /// All tokens of a step were reported.
     fn step(&mut self) {}
 }
 
-impl<F: FnMut(usize, &Told) -> Option<TokenMask>> Listener for F {
-    fn token(&mut self, at: usize, told: &Told) -> Option<TokenMask> {
+impl<F: FnMut(usize, &TokenEvent) -> Option<TokenMask>> Listener for F {
+    fn token(&mut self, at: usize, told: &TokenEvent) -> Option<TokenMask> {
         self(at, told)
     }
 }
 
 impl Generation {
-    /// Makes tokens, and tells of each. `program` gives this device's program for another shape than the first.
+    /// Generates tokens, and reports each to `listener`. `program` gives this device's program for a shape other than
+    /// the first.
     ///
     /// # Errors
-    /// When a program is not to be had, goals do not fit the batch, or a run fails.
+    /// When `program` fails, goals do not fit the batch, or a run fails.
     pub fn run<E: From<RunError>>(
         self,
         executor: &Executor,
@@ -186,7 +191,7 @@ impl Generation {
                 if single && !report.outputs.is_empty() {
                     report.outputs = sequences.iter().map(|of| of.last.to_vec()).collect();
                 }
-                let counts = sequences.iter().map(|of| of.made).collect();
+                let counts = sequences.iter().map(|of| of.generated).collect();
                 let breadths = sequences.iter().map(|of| of.needed).collect();
                 let decoded = Decoded { counts, breadths, steps, rows, last };
                 return Ok(Generated { report, decoded });
@@ -198,7 +203,7 @@ impl Generation {
     }
 }
 
-/// The tokens of the sequences that run.
+/// The tokens of the sequences that run, which go back to the executor when this is dropped.
 struct Taken<'a> {
     executor: &'a Executor,
     histories: Histories,
@@ -210,53 +215,54 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// How far a sequence is.
-struct Sequence {
+/// How far a sequence of a generation is.
+struct Progression {
     goal: Goal,
     /// The segment of its next row, or of the rows of its prompt.
     segment: Segment,
     /// The last token, whose row is the next.
     token: u32,
-    /// Candidates that its last choice took.
-    needed: Breadth,
-    /// Tokens that were told,
-    made: u32,
-    /// and what was told of the last of them.
-    last: Told,
+    /// How many candidates its last choice needed.
+    needed: CandidateCount,
+    /// How many tokens were generated.
+    generated: u32,
+    /// The values that were reported of the last token.
+    last: TokenEvent,
     /// Whether it has what is wanted of it.
     over: bool,
     drafted: Vec<u32>,
 }
 
-impl Sequence {
-    /// Candidates that its choice is made from now.
-    fn breadth(&self) -> Breadth {
+impl Progression {
+    /// How many candidates its next choice is to have.
+    fn breadth(&self) -> CandidateCount {
         match self.segment.wanted {
             Wanted::Token(breadth) => breadth,
-            _ => Breadth::Few,
+            _ => CandidateCount::Few,
         }
     }
 
-    /// Its segment, which may be asked for all candidates or not.
+    /// Its segment for the next step, in which it may be asked for all candidates or not.
     fn asked(&self, all: bool) -> Segment {
-        let most = if all { Breadth::All } else { Breadth::Many };
+        let most = if all { CandidateCount::All } else { CandidateCount::Many };
         Segment { wanted: Wanted::Token(self.breadth().min(most)), ..self.segment }
     }
 
-    /// Rows that may be drafted behind its next.
+    /// How many rows may be drafted behind its next.
     fn room(&self) -> u32 {
-        let alone = self.over || self.goal.mask.is_some() || self.breadth() == Breadth::All;
-        if alone { 0 } else { self.goal.count.saturating_sub(self.made + 1) }
+        let alone = self.over || self.goal.mask.is_some() || self.breadth() == CandidateCount::All;
+        if alone { 0 } else { self.goal.count.saturating_sub(self.generated + 1) }
     }
 
-    /// Takes a choice that is proved. Whether it is what was drafted, so that the choice behind it counts, too.
-    fn take(&mut self, row: usize, told: &Told, mask: Option<TokenMask>) -> bool {
+    /// Takes a choice that is proved. Gives whether it is the token that was drafted, so that the choice behind it
+    /// counts, too.
+    fn take(&mut self, row: usize, told: &TokenEvent, mask: Option<TokenMask>) -> bool {
         let token = told[0] as u32;
-        (self.made, self.last) = (self.made + 1, *told);
+        (self.generated, self.last) = (self.generated + 1, *told);
         self.goal.mask = mask.or(self.goal.mask.take());
-        self.over = self.made >= self.goal.count || self.goal.stop.contains(&token);
+        self.over = self.generated >= self.goal.count || self.goal.stop.contains(&token);
         if !self.over {
-            self.segment.past = self.segment.past.saturating_add(self.segment.rows);
+            self.segment.context_len = self.segment.context_len.saturating_add(self.segment.rows);
             self.token = token;
         }
         // A mask is of the next choice: none that was made without it counts.
@@ -264,7 +270,7 @@ impl Sequence {
     }
 
     /// Has its row run again for more candidates than these. False where there are no more.
-    fn widen(&mut self, asked: Breadth) -> bool {
+    fn widen(&mut self, asked: CandidateCount) -> bool {
         let wider = asked.wider();
         self.segment.wanted = Wanted::Token(wider.unwrap_or(asked));
         wider.is_some()
@@ -273,24 +279,24 @@ impl Sequence {
 
 /// How far the sequences of a batch are.
 struct Progress {
-    sequences: Vec<Sequence>,
+    sequences: Vec<Progression>,
     drafting: Option<Drafting>,
     most_steps: u32,
     lookups: Vec<Option<Lookup>>,
     drafts: Vec<u32>,
-    /// All segments of the next step,
+    /// All segments of the next step.
     segments: Vec<Segment>,
-    /// the tokens of their rows, where all are single ones,
+    /// The tokens of the rows of the next step, where each sequence began with a single row.
     tokens: Vec<u32>,
-    /// and the mask of each choice.
+    /// The mask of each choice of the next step.
     masks: Vec<Option<TokenMask>>,
-    /// Whether all rows are single ones.
+    /// Whether each sequence began with a single row, not with a prompt.
     single: bool,
     steps: u32,
     rows: u32,
     /// Whether somebody has asked for an end.
     ended: bool,
-    /// Where all candidates do not prove a choice.
+    /// Whether a choice is not proved by all candidates, which is an error.
     failed: bool,
 }
 
@@ -310,12 +316,12 @@ impl Progress {
         };
         let sequence = |((rows, segment), goal): ((Span<Row>, &Segment), Goal)| {
             let run = tokens.get(rows.start() as usize..rows.end() as usize).unwrap_or_default();
-            histories.runs(segment.slot, segment.past, run);
-            let (segment, needed) = (*segment, Breadth::Few);
+            histories.runs(segment.slot, segment.context_len, run);
+            let (segment, needed) = (*segment, CandidateCount::Few);
             let token = run.first().copied().unwrap_or(0);
             let drafted = Vec::with_capacity(if drafting.is_some() { most } else { 0 });
             let (made, last, over) = (0, [0.0; TOKEN_VALUES as usize], false);
-            Sequence { goal, segment, token, needed, made, last, over, drafted }
+            Progression { goal, segment, token, needed, generated: made, last, over, drafted }
         };
         let sequences: Vec<_> = choices.zip(goals).map(sequence).collect();
         Self {
@@ -335,9 +341,10 @@ impl Progress {
         }
     }
 
-    /// Whether a sequence has what is wanted of it, all steps have run or an end is asked for, and each has a token.
+    /// Whether the generation is over: a sequence has what is wanted of it, all steps have run or an end is asked for,
+    /// and each has a token.
     fn is_over(&self) -> bool {
-        let begun = self.sequences.iter().all(|of| of.made > 0);
+        let begun = self.sequences.iter().all(|of| of.generated > 0);
         let over = self.ended || self.steps >= self.most_steps;
         self.failed || begun && (over || self.sequences.iter().any(|of| of.over))
     }
@@ -347,8 +354,13 @@ impl Progress {
         if self.failed { Err(why()) } else { Ok(()) }
     }
 
-    /// Takes what a step has chosen behind each row, and tells of what is proved and follows what was told before.
-    fn take(&mut self, told: &[Told], histories: &mut Histories, listener: &mut impl Listener) {
+    /// Takes what a step has chosen behind each row, and reports what is proved and follows what was reported before.
+    fn take(
+        &mut self,
+        told: &[TokenEvent],
+        histories: &mut Histories,
+        listener: &mut impl Listener,
+    ) {
         self.steps += 1;
         self.ended |= told.iter().any(|told| told[3] > 0.0);
         self.rows += self.segments.iter().map(|segment| segment.rows).sum::<u32>();
@@ -389,7 +401,7 @@ impl Progress {
         let Some(Drafting { row_cost, rows }) = self.drafting else { return };
         let room = rows.saturating_sub(self.sequences.len() as u32);
         self.lookups.clear();
-        let look_up = |of: &Sequence| histories.look_up(of.segment.slot, of.room());
+        let look_up = |of: &Progression| histories.look_up(of.segment.slot, of.room());
         self.lookups.extend(self.sequences.iter().map(look_up));
         share(&self.lookups, row_cost, room, &mut self.drafts);
         let drafts = self.lookups.iter().zip(&self.drafts);
@@ -403,12 +415,13 @@ impl Progress {
         }
     }
 
-    /// Puts the segments of the next step together. Only one is asked for all candidates at a time, which is as far
-    /// as none of the others: budgets have room for that.
+    /// Puts the segments of the next step together. Only one is asked for all candidates at a time, the one with the
+    /// fewest tokens: budgets have room for that.
     fn arrange(&mut self) {
         self.masks.clear();
-        let open = self.sequences.iter().enumerate().filter(|(_, of)| of.breadth() == Breadth::All);
-        let all = open.min_by_key(|(_, of)| (of.over, of.made)).map(|(at, _)| at);
+        let open =
+            self.sequences.iter().enumerate().filter(|(_, of)| of.breadth() == CandidateCount::All);
+        let all = open.min_by_key(|(_, of)| (of.over, of.generated)).map(|(at, _)| at);
         if !self.single {
             let is_choice = |segment: &&mut Segment| matches!(segment.wanted, Wanted::Token(_));
             let choices = self.segments.iter_mut().filter(is_choice).zip(&self.sequences);
@@ -426,13 +439,13 @@ impl Progress {
                 self.segments.push(segment);
                 self.tokens.push(*token);
                 self.masks.push(of.goal.mask.clone());
-                segment.past += 1;
+                segment.context_len += 1;
             }
         }
     }
 
-    /// Binds the next step, where the same programs run it; nothing is allocated then, if the batch's tokens are
-    /// nobody else's. Else it is bound all the same, for other programs.
+    /// Binds the next step, and gives whether the same programs run it. Nothing is allocated then, if the batch's
+    /// tokens are nobody else's. Otherwise it is bound all the same, for other programs.
     fn rebind(&self, binding: &mut Binding) -> bool {
         let same = binding.shape.rebind(&self.segments);
         if !same && let Ok(shape) = BatchShape::new(self.segments.clone()) {
@@ -459,31 +472,36 @@ impl Progress {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use galaxy_common::{Sampling, Text};
+    use galaxy_common::{Sampling, Sequence};
 
-    /// What a model says that answers each token with the next number, proved by so many candidates.
-    fn chosen(shape: &BatchShape, tokens: &[u32], needed: &[Breadth]) -> Vec<Told> {
+    /// The choices of a model that answers each token with the next number, proved by so many candidates.
+    fn chosen(shape: &BatchShape, tokens: &[u32], needed: &[CandidateCount]) -> Vec<TokenEvent> {
         let choices = shape.choices().zip(tokens).map(|((_, segment, have), token)| {
             let mut choice = [0.0; TOKEN_VALUES as usize];
             choice[0] = ((token + 1) % 10) as f32;
-            choice[1] = segment.past as f32;
+            choice[1] = segment.context_len as f32;
             choice[2] = f32::from(u8::from(have >= needed[segment.slot as usize]));
             choice
         });
         choices.collect()
     }
 
-    /// Sequences whose choices are proved by so many candidates, with drafts and without: each token is told once,
+    /// Sequences whose choices are proved by so many candidates, with drafts and without: each token is reported once,
     /// in order, and no two are asked for all candidates at a time.
     #[test]
     fn each_choice_is_told_once_however_often_a_step_runs() {
-        use Breadth::{All, Few, Many};
+        use CandidateCount::{All, Few, Many};
         let needed = [Few, All, Many, All, Few];
         let goals = vec![Goal { count: 14, ..Goal::default() }; 5];
         let mut steps = Vec::new();
         for drafting in [None, Some(Drafting { row_cost: 0.01, rows: 16 })] {
-            let segment =
-                |slot| Segment { slot, past: 19, kept: true, rows: 1, wanted: Wanted::Token(Few) };
+            let segment = |slot| Segment {
+                slot,
+                context_len: 19,
+                cached: true,
+                rows: 1,
+                wanted: Wanted::Token(Few),
+            };
             let shape = BatchShape::new((0..5).map(segment).collect()).unwrap();
             let mut binding = Binding::new(shape, &[0; 5][..]);
             let mut histories = Histories::default();
@@ -492,7 +510,7 @@ mod tests {
                 // Slot 4 has seen no number before.
                 let tokens = (0..20).map(|at| if slot == 4 { 50 + at } else { (at + 1) % 10 });
                 let tokens = tokens.collect();
-                histories.begin(&Text { slot, rows: 99, sampling, tokens, prompt });
+                histories.begin(&Sequence { slot, rows: 99, sampling, tokens, prompt });
             }
             let mut progress =
                 Progress::new(goals.clone(), &binding, (99, drafting), &mut histories);
@@ -506,7 +524,7 @@ mod tests {
                 assert!(asked_for_all.count() <= 1);
                 let Inputs::Tokens(tokens) = &binding.inputs else { panic!("no tokens") };
                 let choices = chosen(&binding.shape, tokens, &needed);
-                let mut tell = |at: usize, one: &Told| {
+                let mut tell = |at: usize, one: &TokenEvent| {
                     told[at].push((one[0] as u32, one[1] as u32));
                     None
                 };
@@ -514,10 +532,10 @@ mod tests {
             }
             progress.check().unwrap();
             for (told, of) in told.iter().zip(&progress.sequences) {
-                let want = (0..of.made).map(|at| ((1 + at) % 10, 19 + at));
-                assert!(of.made > 0 && told.iter().copied().eq(want), "{told:?}");
+                let want = (0..of.generated).map(|at| ((1 + at) % 10, 19 + at));
+                assert!(of.generated > 0 && told.iter().copied().eq(want), "{told:?}");
             }
-            assert_eq!(progress.sequences.iter().map(|of| of.made).max(), Some(14));
+            assert_eq!(progress.sequences.iter().map(|of| of.generated).max(), Some(14));
             let breadths: Vec<_> = progress.sequences.iter().map(|of| of.needed).collect();
             assert_eq!(breadths, needed);
             steps.push((progress.steps, progress.rows));
@@ -528,8 +546,8 @@ mod tests {
     /// What was drafted before a mask came was chosen without it, and does not count.
     #[test]
     fn a_mask_that_comes_in_the_middle_holds_for_the_next_token() {
-        let wanted = Wanted::Token(Breadth::Few);
-        let row = |past| Segment { slot: 0, past, kept: true, rows: 1, wanted };
+        let wanted = Wanted::Token(CandidateCount::Few);
+        let row = |past| Segment { slot: 0, context_len: past, cached: true, rows: 1, wanted };
         let binding = Binding::new(BatchShape::new(vec![row(3)]).unwrap(), &[7][..]);
         let goals = vec![Goal { count: 9, ..Goal::default() }];
         let mut histories = Histories::default();
@@ -542,24 +560,24 @@ mod tests {
             told
         });
         let mut said = Vec::new();
-        let mut tell = |_: usize, told: &Told| {
+        let mut tell = |_: usize, told: &TokenEvent| {
             said.push(told[0] as u32);
             Some(TokenMask::of(&[5]))
         };
         progress.take(&told, &mut histories, &mut tell);
-        assert_eq!((said, progress.sequences[0].made), (vec![1], 1));
+        assert_eq!((said, progress.sequences[0].generated), (vec![1], 1));
     }
 
     #[test]
     fn a_choice_that_nothing_proves_is_an_error() {
-        let wanted = Wanted::Token(Breadth::All);
-        let segment = Segment { slot: 0, past: 3, kept: true, rows: 1, wanted };
+        let wanted = Wanted::Token(CandidateCount::All);
+        let segment = Segment { slot: 0, context_len: 3, cached: true, rows: 1, wanted };
         let shape = BatchShape::new(vec![segment]).unwrap();
         let binding = Binding::new(shape, &[7][..]);
         let goals = vec![Goal { count: 3, ..Goal::default() }];
         let mut histories = Histories::default();
         let mut progress = Progress::new(goals, &binding, (9, None), &mut histories);
-        let mut tell = |_: usize, _: &Told| None;
+        let mut tell = |_: usize, _: &TokenEvent| None;
         progress.take(&[[0.0; TOKEN_VALUES as usize]], &mut histories, &mut tell);
         assert!(progress.is_over() && progress.check().is_err());
     }

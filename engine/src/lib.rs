@@ -4,7 +4,6 @@
 //! [`compute::Engine`], and one for each end of a [`link`]. [`local::LocalCluster`] runs whole plans
 //! in one process over links in memory.
 
-pub mod choose;
 pub mod compute;
 mod draft;
 pub mod executor;
@@ -14,6 +13,7 @@ pub mod local;
 pub mod measure;
 pub mod merge;
 pub mod pace;
+pub mod sampler;
 mod staging;
 pub mod stream;
 pub mod weights;

@@ -7,7 +7,7 @@
 use galaxy_common::{FrameError, FrameHeader, Rank};
 use std::sync::Arc;
 
-/// What went wrong on a link.
+/// Why a link failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The other end is gone, or we closed it.
@@ -19,26 +19,26 @@ pub enum LinkError {
     /// The peer sent bytes that are no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A payload that does not fill the room that the program has for it.
+    /// The payload does not fill the room that the program has for it.
     #[error("the frame carries {got} bytes, and there is room for {room}")]
     Length {
-        /// What came.
+        /// The bytes of the frame's payload.
         got: usize,
-        /// What the program has here.
+        /// The bytes that the program has room for.
         room: usize,
     },
     /// The peer sent a frame that the program does not have here.
     #[error("expected transfer {} of sequence {} epoch {}, got transfer {} of sequence {} epoch {}",
         wanted.transfer, wanted.sequence, wanted.epoch, got.transfer, got.sequence, got.epoch)]
     Unexpected {
-        /// What the program has here.
+        /// The header of the frame that the program has here.
         wanted: Box<FrameHeader>,
-        /// What came.
+        /// The header of the frame that came.
         got: Box<FrameHeader>,
     },
 }
 
-/// The sending end.
+/// The sending end of a link.
 pub trait LinkSender: Send {
     /// Sends one frame: returns when the transport has taken all of it.
     ///
@@ -53,7 +53,7 @@ pub trait LinkSender: Send {
     }
 }
 
-/// The receiving end.
+/// The receiving end of a link.
 pub trait LinkReceiver: Send {
     /// Receives the frame that `wanted` describes, into `payload` of `wanted.payload` bytes.
     ///
@@ -66,18 +66,18 @@ pub trait LinkReceiver: Send {
 
 /// Closes a link from any thread; both ends then return [`LinkError::Closed`] or an I/O error.
 pub trait LinkCloser: Send + Sync {
-    /// Closes it.
+    /// Closes the link.
     fn close(&self);
 }
 
 /// The links of one device for one epoch.
 #[derive(Default)]
 pub struct Links {
-    /// To peers.
+    /// The sending ends, each with the rank of its peer.
     pub senders: Vec<(Rank, Box<dyn LinkSender>)>,
-    /// From peers.
+    /// The receiving ends, each with the rank of its peer.
     pub receivers: Vec<(Rank, Box<dyn LinkReceiver>)>,
-    /// Closes all of them.
+    /// The handles that close all of these links.
     pub closers: Vec<Arc<dyn LinkCloser>>,
 }
 
@@ -95,12 +95,12 @@ pub fn accept(wanted: &FrameHeader, got: &FrameHeader) -> Result<Accept, LinkErr
     }
 }
 
-/// What to do with a frame.
+/// What to do with a frame that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accept {
-    /// It is the one.
+    /// Take it: it is the expected one.
     Take,
-    /// It is stale: read over it.
+    /// Read over it: it is stale.
     Drop,
 }
 
@@ -129,7 +129,7 @@ pub mod memory {
     }
     struct End(Arc<Pipe>);
 
-    /// A new link.
+    /// Creates a link: its sending end, its receiving end, and the handle that closes it.
     pub fn link() -> (Box<dyn LinkSender>, Box<dyn LinkReceiver>, Arc<dyn LinkCloser>) {
         let pipe = Arc::new(Pipe::default());
         (Box::new(End(pipe.clone())), Box::new(End(pipe.clone())), Arc::new(End(pipe)))

@@ -1,22 +1,22 @@
 //! A whole plan in one process: an executor for each device, links in memory.
 
 use crate::{
-    choose::Text,
     compute::{
         Binding, Ending, Inputs,
         choice::{EngineChoice, EngineError},
         cpu::CpuEngine,
     },
     executor::{Executor, Job, RunError, RunReport},
-    generate::{Decoded, Drafting, Generated, Generation, Goal, STINT, Told},
+    generate::{BURST_STEPS, Decoded, Drafting, Generated, Generation, Goal, TokenEvent},
     link::{Links, memory},
     merge::{MergeError, Merged, merge},
     pace::{Pace, Ran},
+    sampler::Sequence,
     stream::Stream,
     weights::{Shard, WeightError},
 };
 use galaxy_common::{
-    BatchShape, BlockTables, Breadth, Cache, Epoch, Plan, Segment, SequenceNumber, Wanted,
+    BatchShape, BlockTables, Cache, CandidateCount, Epoch, Plan, Segment, SequenceNumber, Wanted,
     plan::Phase,
 };
 use galaxy_graph::{
@@ -39,34 +39,34 @@ pub enum LocalError {
     /// The model has an operator that the engine does not have.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A shard could not be loaded.
+    /// A shard cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightError),
-    /// No thread could be started.
+    /// No thread can be started.
     #[error("no thread could be started: {0}")]
     Thread(#[from] std::io::Error),
-    /// A run failed.
+    /// A run of a device failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// Results that do not fit.
+    /// The devices' results do not fit the batch.
     #[error(transparent)]
     Merge(#[from] MergeError),
 }
 
-/// Tokens that were made.
+/// The tokens that a burst has generated, and how it ran.
 #[derive(Debug)]
-pub struct Made {
-    /// What is told of each token of each sequence.
-    pub told: Vec<Vec<Told>>,
-    /// In how many steps, and of how many candidates.
+pub struct LocalGeneration {
+    /// The values that are reported of each token of each sequence.
+    pub tokens: Vec<Vec<TokenEvent>>,
+    /// How many tokens were generated, and in how many steps.
     pub decoded: Decoded,
-    /// The programs that ran last, by rank,
+    /// The programs that ran last, by rank.
     pub programs: Vec<Arc<Program>>,
-    /// and what they took.
+    /// The report of each device, by rank.
     pub reports: Vec<RunReport>,
 }
 
-/// Programs are kept for this many shapes.
+/// The number of shapes whose programs are kept.
 const KEPT: usize = 32;
 
 /// All devices of a plan in this process.
@@ -76,12 +76,12 @@ pub struct LocalCluster {
     executors: Vec<Executor>,
     streams: Vec<Option<Arc<Stream>>>,
     programs: Mutex<Lowered<Vec<Arc<Program>>>>,
-    /// The part of the model that batches compute with; none: all of it.
+    /// The part of the model that batches compute with; none for all of it.
     selected: Mutex<Option<Arc<Selected>>>,
     state: Mutex<State>,
-    /// By which the burst that runs is asked to end.
+    /// The flag by which the burst that runs is asked to end.
     ending: Mutex<Ending>,
-    /// Who has which blocks of the cache.
+    /// The block tables: which sequence has which blocks of the cache.
     tables: Mutex<BlockTables>,
 }
 
@@ -89,25 +89,25 @@ pub struct LocalCluster {
 struct State {
     epoch: Epoch,
     sequence: SequenceNumber,
-    /// How long decode steps take.
+    /// How long decode steps take lately.
     pace: Pace,
 }
 
-/// Tokens that are to be made.
+/// A decode burst that is to run.
 struct Burst<'a> {
     phase: Phase,
     shape: &'a BatchShape,
-    /// What its rows are made of.
+    /// The tokens of its rows.
     tokens: &'a [u32],
     goals: &'a [Goal],
-    /// Steps at most.
+    /// The most steps that it has.
     steps: u32,
     drafting: Option<Drafting>,
     deadline: Option<Instant>,
 }
 
 impl<'a> Burst<'a> {
-    /// In any number of steps, without drafts.
+    /// A burst in any number of steps, without drafts.
     fn new(phase: Phase, shape: &'a BatchShape, tokens: &'a [u32], goals: &'a [Goal]) -> Self {
         Self { phase, shape, tokens, goals, steps: u32::MAX, drafting: None, deadline: None }
     }
@@ -122,7 +122,8 @@ impl LocalCluster {
         Self::open_with(dir, plan, &std::env::temp_dir())
     }
 
-    /// The same, with the files of shards that come from disk in this directory.
+    /// Opens a cluster as [`LocalCluster::open`] does, with the files of shards that come from disk in
+    /// `shards`.
     ///
     /// # Errors
     /// When a shard cannot be loaded.
@@ -175,22 +176,22 @@ impl LocalCluster {
         self.join(state, ends);
     }
 
-    /// The plan.
+    /// The plan of the cluster.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What brings the weights of the devices from disk that read them so.
+    /// The streams that bring weights from disk, of the devices that read them so.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.streams.iter().flatten().map(Arc::as_ref)
     }
 
-    /// The model.
+    /// The directory of the model.
     pub fn model(&self) -> &Arc<ModelDir> {
         &self.dir
     }
 
-    /// The programs of a shape.
+    /// The programs of a shape, by rank.
     ///
     /// # Errors
     /// When it cannot be lowered.
@@ -211,8 +212,8 @@ impl LocalCluster {
         })
     }
 
-    /// From now on batches compute with this part of the model; devices hold what they held. A text that goes on
-    /// must have begun with as many layers.
+    /// Has batches compute with this part of the model from now on; devices hold what they held. A sequence that is
+    /// resumed must have begun with as many layers.
     ///
     /// # Errors
     /// When the model has no such part, or the plan cannot compute it.
@@ -254,7 +255,7 @@ impl LocalCluster {
         Ok((programs, reports))
     }
 
-    /// Does the same on every device at a time.
+    /// Runs `work` on all devices at a time, and connects them anew where one fails.
     fn on_each<T: Send>(
         &self,
         state: &mut State,
@@ -297,20 +298,20 @@ impl LocalCluster {
         Ok(reports)
     }
 
-    /// Goes on with a text, whose tokens so far are its prompt, until `count` tokens more or one of `stop`, or
-    /// until `tell` breaks off: it is called with what is told of each, as it is made. Some more may be made by then, of
-    /// which nothing is told. The prompt goes through in chunks of at most `chunk` rows. What may follow is drafted
-    /// where that pays.
+    /// Generates tokens behind a prompt, which `text` has, until there are `count` or one of `stop`, or until `tell`
+    /// breaks off: it is called with the values of each token as it is generated. Some more may be generated by then,
+    /// which are not reported. The prompt goes through in chunks of at most `chunk` rows. Tokens are drafted where that
+    /// pays.
     ///
     /// # Errors
-    /// As [`LocalCluster::execute`]; when the text does not fit the plan's cache.
+    /// As [`LocalCluster::execute`]; when the sequence does not fit the plan's cache.
     pub fn generate(
         &self,
-        text: &Text,
+        text: &Sequence,
         count: u32,
         chunk: u32,
         stop: &[u32],
-        tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
+        tell: &mut (dyn FnMut(&TokenEvent) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
         let goal = Goal { count, stop: stop.into(), mask: None };
         let mut state = self.lock();
@@ -322,30 +323,30 @@ impl LocalCluster {
         made
     }
 
-    /// Goes on with a text, as [`LocalCluster::generate`] does, whose first `kept` tokens, fewer than it has, are
-    /// those of the text that its slot has: their rows go through no more. The slot keeps its room until
-    /// [`LocalCluster::end`].
+    /// Generates tokens as [`LocalCluster::generate`] does, behind a prompt whose first `kept` tokens, fewer than it
+    /// has, are those of the sequence that its slot has: their rows are cached, and do not run again. The slot keeps
+    /// its room until [`LocalCluster::end`].
     ///
     /// # Errors
     /// As [`LocalCluster::generate`].
     pub fn resume(
         &self,
-        text: &Text,
+        text: &Sequence,
         kept: u32,
         goal: &Goal,
         chunk: u32,
-        tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
+        tell: &mut (dyn FnMut(&TokenEvent) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
         let mut state = self.lock();
         self.begin(text)?;
         self.go_on(&mut state, text, kept, goal, chunk, tell)
     }
 
-    /// Takes room for a text on all devices.
+    /// Takes room for a sequence on all devices.
     ///
     /// # Errors
-    /// When one has none.
-    pub fn begin(&self, text: &Text) -> Result<(), LocalError> {
+    /// When a device has none.
+    pub fn begin(&self, text: &Sequence) -> Result<(), LocalError> {
         let rows = text.rows;
         let blocks = self.tables().take(text.slot, rows).ok_or_else(|| {
             let (rows, limit) = (Cache::taken(rows), self.plan.cache.rows);
@@ -354,16 +355,16 @@ impl LocalCluster {
         self.begin_in(text, &blocks)
     }
 
-    /// Gives a text these blocks on all devices, whose tables are the caller's matter.
+    /// Gives a sequence these blocks on all devices; the caller sees to the block tables.
     ///
     /// # Errors
     /// When a device does not have them.
-    pub fn begin_in(&self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), LocalError> {
+    pub fn begin_in(&self, text: &Sequence, blocks: &Arc<[u32]>) -> Result<(), LocalError> {
         let begin = |executor: &Executor| executor.begin(text.clone(), blocks.clone());
         Ok(self.executors.iter().try_for_each(begin)?)
     }
 
-    /// Forgets a text.
+    /// Forgets a sequence on all devices.
     pub fn end(&self, slot: u32) {
         self.executors.iter().for_each(|executor| executor.end(Some(slot)));
         self.tables().give(slot);
@@ -378,35 +379,35 @@ impl LocalCluster {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes tokens of sequences that have begun, from the rows that come first (those of a prompt, or of the
-    /// last token of each sequence), until one of them has what is wanted of it.
+    /// Generates tokens for sequences that have begun, from the rows that come first (those of a prompt, or
+    /// of the last token of each sequence), until one of them has what is wanted of it.
     ///
     /// # Errors
     /// As [`LocalCluster::execute`].
-    pub fn make(
+    pub fn generate_steps(
         &self,
         phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
         goals: &[Goal],
         deadline: Option<Instant>,
-    ) -> Result<Made, LocalError> {
-        self.make_drafting(phase, shape, tokens, (goals, u32::MAX, None), deadline)
+    ) -> Result<LocalGeneration, LocalError> {
+        self.generate_drafting(phase, shape, tokens, (goals, u32::MAX, None), deadline)
     }
 
-    /// The same in so many steps at most, where one more row takes so much of the time of one: drafts are verified that
-    /// make tokens come sooner.
+    /// Generates tokens as [`LocalCluster::generate_steps`] does, in so many steps at most. With `row_cost`, the share of a
+    /// step's time that one more row takes, drafts are verified that make tokens come sooner.
     ///
     /// # Errors
     /// As [`LocalCluster::execute`].
-    pub fn make_drafting(
+    pub fn generate_drafting(
         &self,
         phase: Phase,
         shape: &BatchShape,
         tokens: &[u32],
         (goals, steps, row_cost): (&[Goal], u32, Option<f32>),
         deadline: Option<Instant>,
-    ) -> Result<Made, LocalError> {
+    ) -> Result<LocalGeneration, LocalError> {
         let rows = budget::sequences(self.plan());
         let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows });
         let burst = Burst { steps, drafting, deadline, ..Burst::new(phase, shape, tokens, goals) };
@@ -416,21 +417,22 @@ impl LocalCluster {
     fn go_on(
         &self,
         state: &mut State,
-        text: &Text,
+        text: &Sequence,
         kept: u32,
         goal: &Goal,
         chunk: u32,
-        tell: &mut (dyn FnMut(&Told) -> ControlFlow<()> + Send),
+        tell: &mut (dyn FnMut(&TokenEvent) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
         let Goal { count, stop, .. } = goal;
         let segment = |past: u32, rows: u32, wanted| {
-            let segment = Segment { slot: text.slot, past, kept: true, rows, wanted };
+            let segment =
+                Segment { slot: text.slot, context_len: past, cached: true, rows, wanted };
             BatchShape::new(vec![segment]).map_err(LowerError::from)
         };
         let (mut past, most) = (kept, budget::sequences(self.plan()));
-        // Tokens that were made, the last of them, and whether that is enough.
+        // The number of generated tokens, the last of them, and whether that is enough.
         let now = Mutex::new((tell, (0, 0, false)));
-        let tell = |_: usize, told: &Told| {
+        let tell = |_: usize, told: &TokenEvent| {
             let (tell, (made, last, over)) =
                 &mut *now.lock().unwrap_or_else(PoisonError::into_inner);
             if !*over {
@@ -442,7 +444,7 @@ impl LocalCluster {
         let so_far = || now.lock().unwrap_or_else(PoisonError::into_inner).1;
         let rest = text.tokens.get(kept as usize..).unwrap_or_default();
         let mut chunks = rest.chunks(chunk.max(1) as usize).peekable();
-        let breadths = vec![Breadth::Few];
+        let breadths = vec![CandidateCount::Few];
         let mut decoded = Decoded { breadths, ..Decoded::default() };
         let goal = |count| [Goal { count, stop: stop.clone(), mask: None }];
         while let Some(chunk) = chunks.next() {
@@ -451,7 +453,7 @@ impl LocalCluster {
                 let shape = segment(past, rows, Wanted::Token(decoded.breadths[0]))?;
                 let goals = goal(1);
                 let burst = Burst::new(Phase::Prefill, &shape, chunk, &goals);
-                Made { decoded, .. } = self.steps(state, &burst, &tell)?;
+                LocalGeneration { decoded, .. } = self.steps(state, &burst, &tell)?;
             } else {
                 let shape = segment(past, rows, Wanted::Nothing)?;
                 let programs = self.lowered(Phase::Prefill, &shape)?;
@@ -471,22 +473,22 @@ impl LocalCluster {
             let drafting = Some(Drafting { row_cost: state.pace.row_cost(1), rows: most });
             let burst = Burst::new(Phase::Decode, &shape, &tokens, &goals);
             let begun = Instant::now();
-            Made { decoded, .. } =
-                self.steps(state, &Burst { steps: STINT, drafting, ..burst }, &tell)?;
+            LocalGeneration { decoded, .. } =
+                self.steps(state, &Burst { steps: BURST_STEPS, drafting, ..burst }, &tell)?;
             let ran = Ran { rows: decoded.rows, steps: decoded.steps };
             state.pace.decoded(ran, begun.elapsed());
         }
         Ok(())
     }
 
-    /// Makes tokens on all devices; what the first tells, as they are made, is what all tell. Ends early where `tell`
-    /// breaks off.
+    /// Generates tokens on all devices, which must all report the same. `tell` hears of those of the first device as
+    /// they are generated; where it breaks off, the burst ends early.
     fn steps(
         &self,
         state: &mut State,
         burst: &Burst<'_>,
-        tell: &(dyn Fn(usize, &Told) -> ControlFlow<()> + Sync),
-    ) -> Result<Made, LocalError> {
+        tell: &(dyn Fn(usize, &TokenEvent) -> ControlFlow<()> + Sync),
+    ) -> Result<LocalGeneration, LocalError> {
         let Burst { phase, shape, tokens, goals, steps, drafting, deadline } = *burst;
         let first = self.lowered(phase, shape)?;
         state.sequence = state.sequence.next();
@@ -510,7 +512,7 @@ impl LocalCluster {
                 Ok::<_, RunError>(programs[rank].clone())
             };
             let mut told = vec![Vec::new(); goals.len()];
-            let tell = |at: usize, one: &Told| {
+            let tell = |at: usize, one: &TokenEvent| {
                 told[at].push(*one);
                 if rank == 0 && tell(at, one).is_break() {
                     ending.ask();
@@ -529,7 +531,7 @@ impl LocalCluster {
         let others = all.map(|(_, generated, _)| generated.report);
         let Generated { report, decoded } = first;
         let reports = [report].into_iter().chain(others).collect();
-        Ok(Made { told, decoded, programs, reports })
+        Ok(LocalGeneration { tokens: told, decoded, programs, reports })
     }
 
     /// Runs one batch and puts the results together: one for each segment.

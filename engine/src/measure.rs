@@ -1,4 +1,4 @@
-//! What a device can do at most, and what kernels make of it.
+//! The most that a device can do, and how near kernels come to it.
 //!
 //! [`peak`] and [`stream`] are the bounds: arithmetic in registers alone, and reading memory alone.
 //! [`Bench`] runs the operations of real programs one by one and times each: products, attention
@@ -9,7 +9,7 @@ pub mod load;
 mod memory;
 pub mod profile;
 
-pub use bench::{Batch, Bench, Cut, MeasureError, Part, Timed, Work};
+pub use bench::{Batch, Bench, MeasureError, ModelPart, OperationKind, Timed, Work};
 pub use memory::{free_memory, resident_memory};
 
 use crate::compute::kernels::{
@@ -24,17 +24,17 @@ use std::{sync::Barrier, time::Instant};
 const REPEATS: usize = 9;
 /// How long one measurement of [`peak`] takes at least, in seconds: far more than the clock's step.
 const LEAST: f64 = 4e-3;
-/// What [`stream`] reads where memory allows it.
-const MOST_READ: u64 = 256 << 20;
-/// How often [`stream`] goes through its buffer,
+/// The least that [`stream`] goes through, in bytes, where memory allows it.
+const LEAST_READ: u64 = 256 << 20;
+/// How often [`stream`] goes through its buffer with each pattern.
 const PASSES: usize = 3;
-/// and how many values each thread reads in one measurement: 32 MB, a millisecond or a few, so that
-/// whatever else runs on a core for a moment spoils one of many.
+/// How many values each thread reads in one measurement of [`stream`]: 32 MB, a millisecond or a few,
+/// so that whatever else runs on a core for a moment spoils one of many.
 const PIECE: usize = 8 << 20;
-/// The last-level cache of a machine that does not say: more than most have.
+/// The last-level cache of a machine that does not say, in bytes: more than most have.
 const UNKNOWN_CACHE: u64 = 32 << 20;
 
-/// Most arithmetic that `threads` cores do with these instructions: multiplications and additions
+/// The most arithmetic that `threads` cores do with these instructions: multiplications and additions
 /// in registers, nothing read, nothing written.
 ///
 /// # Units
@@ -54,14 +54,14 @@ pub fn peak(instructions: Instructions, threads: u16) -> Spread {
     Spread::of(&rates)
 }
 
-/// Most that `threads` cores read from memory with these instructions: a buffer far larger than
-/// the last-level cache, or a quarter of free memory where that is less, by the fastest of several
+/// The most that `threads` cores read from memory with these instructions: a buffer far larger than the
+/// last-level cache, or a quarter of free memory where that is less, by the fastest of several
 /// patterns.
 ///
 /// # Units
 /// GB/s of all threads together.
 pub fn stream(instructions: Instructions, threads: u16) -> Spread {
-    let wanted = MOST_READ.max(4 * last_level_cache().0);
+    let wanted = LEAST_READ.max(4 * last_level_cache().0);
     let bytes = free_memory().map_or(wanted, |free| wanted.min(free.0 / 4));
     // In such pages as weights lie in, and written, so that every page has memory of its own.
     let mut lines = Lines::default();

@@ -11,17 +11,17 @@ pub enum Merged {
     Hidden(Vec<f32>),
     /// One pooled vector, hidden, not normalised.
     Vector(Vec<f32>),
-    /// Class logits.
+    /// The class logits.
     Classes(Vec<f32>),
-    /// The next token, as [`TOKEN_VALUES`] say.
+    /// The next token, as [`TOKEN_VALUES`] lists its values.
     Token(Vec<f32>),
     /// Nothing was wanted.
     Nothing,
-    /// Next-token logits, rows x vocabulary: of the last row, or of all.
+    /// Next-token logits, rows x vocabulary: of the last row, or of all rows.
     Logits {
-        /// How many rows.
+        /// The number of rows.
         rows: u32,
-        /// The logits.
+        /// The logits, row after row.
         values: Vec<f32>,
     },
 }
@@ -43,15 +43,15 @@ pub enum MergeError {
     /// A result of the wrong size or kind.
     #[error("a device's result for text {segment} does not fit: {why}")]
     Misfit {
-        /// Of which segment.
+        /// The number of the segment.
         segment: u32,
-        /// Why.
+        /// The reason, for people.
         why: String,
     },
-    /// Something is missing.
+    /// The results of a segment are not complete.
     #[error("the results for text {segment} are not complete")]
     Missing {
-        /// Of which segment.
+        /// The number of the segment.
         segment: usize,
     },
 }
@@ -92,7 +92,7 @@ struct Segment {
     wanted: Wanted,
     rows: u32,
     values: Vec<f32>,
-    /// Values that are there (rows of a pooled vector).
+    /// The number of values that are there, or of rows that a pooled vector has.
     filled: u64,
 }
 

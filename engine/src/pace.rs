@@ -1,32 +1,32 @@
-//! How long steps take, as those tell that ran lately: by that, whether drafted rows pay.
+//! How long steps take, measured on those that ran lately: it decides whether drafted rows pay.
 
 use std::time::Duration;
 
-/// What one burst counts beside the next.
+/// The weight of a burst relative to the one behind it.
 const LATELY: f64 = 0.9;
-/// What one more row takes of a decode step before that is known,
+/// The cost of one more row as a share of a step of one row, before it is known.
 const ROW: f64 = 0.15;
-/// and how much that counts, in squares of rows: about one burst of a row more.
+/// The weight of that assumption, in squares of rows: about one burst of a row more.
 const PRIOR: f64 = 0.5;
-/// What it takes at least.
+/// The least cost of one more row, as a share of a step's mean time per row.
 const LEAST: f64 = 0.004;
 
 /// A burst that ran, or a step that read prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ran {
-    /// Rows of all steps.
+    /// The number of rows of all steps together.
     pub rows: u32,
-    /// Steps.
+    /// The number of steps.
     pub steps: u32,
 }
 
-/// How long steps take: those of a decode burst by a line over their rows.
+/// How long steps take: those of a decode burst as a line over their rows.
 #[derive(Debug, Clone, Default)]
 pub struct Pace {
-    /// Sums over bursts, of which each counts a little less than the one behind it: 1, rows of a step, their squares,
-    /// seconds of a step, and these times rows.
+    /// Sums over bursts, each of which counts a little less than the one behind it: of 1, of the rows of a step, of
+    /// their squares, of the seconds of a step, and of these times rows.
     sums: [f64; 5],
-    /// Seconds of a row of a prompt.
+    /// The seconds that a row of a prompt takes; none before one ran.
     row: Option<f64>,
 }
 
@@ -79,7 +79,8 @@ impl Pace {
         Some(one + more * sequences.saturating_sub(1) as f64)
     }
 
-    /// What one more row takes of the time of such a step.
+    /// The time that one more row takes, as a share of the time of a step that decodes so many
+    /// sequences.
     pub fn row_cost(&self, sequences: usize) -> f32 {
         let beside = sequences.saturating_sub(1) as f64;
         let known = self.line().map(|(one, more)| more / (one + more * beside));

@@ -62,12 +62,12 @@ impl Staging {
         self.slots[id.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a reader: a share of the slot, to be dropped before the operation counts as done.
+    /// A share of a slot for a reader, to be dropped before the operation counts as done.
     pub fn read(&self, id: SlotId) -> Result<Arc<Tile>, InUse> {
         self.slot(id).clone().ok_or(InUse(id))
     }
 
-    /// For the writer: the slot itself, to be given back by [`Staging::put`].
+    /// The slot itself for its writer, to be given back by [`Staging::put`].
     pub fn take(&self, id: SlotId) -> Result<Arc<Tile>, InUse> {
         let mut slot = self.slot(id);
         match slot.as_mut().map(Arc::get_mut) {

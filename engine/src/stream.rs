@@ -1,14 +1,14 @@
-//! Weights on their way from disk: the file that holds a shard, and the buffer that its pieces pass through.
+//! Weight streaming: the file that holds a shard, and the buffer that its pieces pass through.
 //!
 //! Loaders write the buffer, the compute lane reads it; the waits of a program keep them apart, and the
-//! buffer checks it. A piece that the file does not give, or not as it was written, is made again from the
+//! buffer checks it. A piece that the file does not give, or not as it was written, is read again from the
 //! model's files, there and then: a run takes longer, and no wrong value is ever computed with.
 
 mod file;
 mod ring;
 
 pub use file::StreamError;
-pub(crate) use file::{Ask, ShardFile};
+pub(crate) use file::{FileRequest, ShardFile};
 pub(crate) use ring::{InUse, Ring, RingRead};
 
 use galaxy_common::PIECE_ALIGNMENT;
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Makes the values of a piece anew, from the model's files.
+/// The function that fills in the values of a piece anew, from the model's files.
 pub(crate) type Remake = Box<dyn Fn(usize, &mut [u8]) -> Result<(), StreamError> + Send + Sync>;
 
 /// The pieces of a shard, and where they go.
@@ -28,7 +28,7 @@ pub struct Stream {
     agents: u16,
     remake: Remake,
     remade: AtomicU64,
-    /// Bits of the bytes per second that each loader reads at most; 0 for no bound.
+    /// The bytes per second that each loader reads at most, as the bits of an f64; 0 for no bound.
     limit: AtomicU64,
 }
 
@@ -37,17 +37,17 @@ impl Stream {
         Self { file, ring, agents, remake, remade: AtomicU64::new(0), limit: AtomicU64::new(0) }
     }
 
-    /// Loaders that it is read by.
+    /// The number of loaders that read it.
     pub(crate) fn agents(&self) -> u16 {
         self.agents
     }
 
-    /// Bytes of the buffer.
+    /// The bytes of the buffer.
     pub(crate) fn bytes(&self) -> u64 {
         self.ring.bytes()
     }
 
-    /// How often a piece was made from the model's files, because the shard's file did not give it.
+    /// How often a piece was read from the model's files, because the shard's file did not give it.
     pub fn remade(&self) -> u64 {
         self.remade.load(Ordering::Relaxed)
     }
@@ -69,13 +69,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Has each loader read at most so many bytes per second: for measuring, where one reader of a disk does not
-    /// reach all of it.
+    /// Limits each loader to so many bytes per second: for measuring, where one reader of a disk does not reach all of
+    /// it.
     pub fn limit(&self, rate: f64) {
         self.limit.store(rate.to_bits(), Ordering::Relaxed);
     }
 
-    /// Reads all pieces by so many loaders, as a program without kernels would: for measuring. Gives the bytes.
+    /// Reads all pieces by so many loaders, as a program without kernels would: for measuring. Gives the bytes that
+    /// were read.
     ///
     /// # Errors
     /// As a load; when the buffer is too small for so many.
@@ -106,7 +107,7 @@ impl Stream {
         Ok(all.iter().sum())
     }
 
-    /// Reads a piece.
+    /// Reads a piece, from the shard's file or else from the model's.
     ///
     /// # Errors
     /// As [`Stream::load`].
@@ -122,7 +123,7 @@ impl Stream {
         Ok(())
     }
 
-    /// A piece in the buffer.
+    /// A piece in the buffer, for a kernel.
     ///
     /// # Errors
     /// When it is being written, which is a broken program.

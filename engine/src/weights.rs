@@ -20,7 +20,7 @@ use galaxy_common::{
 };
 use galaxy_graph::{
     holdings::transition,
-    operators::{Attention, Axis, OperatorGraph, OperatorId, Product, Side, Weight, WeightId},
+    operators::{Attention, Axis, CutSide, OperatorGraph, OperatorId, Product, Weight, WeightId},
 };
 use galaxy_model::{Formats, ModelDir, ModelError};
 use load::Loader;
@@ -29,44 +29,44 @@ use std::{
     sync::Arc,
 };
 
-/// Why a shard could not be loaded, or a row of a table not be read.
+/// Why a shard cannot be loaded, or a row of a table not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightError {
     /// The model's files do not give what the shard needs.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Memory for a matrix could not be had.
+    /// The memory for a matrix cannot be allocated.
     #[error("the device has no room for {wanted} of weights, with {held} held already")]
     Memory {
-        /// The matrix.
+        /// The bytes of the matrix.
         wanted: Bytes,
-        /// What was loaded before it.
+        /// The bytes that were loaded before it.
         held: Bytes,
     },
-    /// Whoever was told of the progress wanted no more of it.
+    /// The listener to progress asked to stop.
     #[error("loading was stopped")]
     Stopped,
-    /// Values that are not stored as the plan has them.
+    /// The values are not stored as the plan has them.
     #[error(
         "the plan reads {planned} values from disk, and the model has {stored} values: plan anew"
     )]
     Format {
-        /// As planned.
+        /// The format in the plan.
         planned: WeightFormat,
-        /// As they are.
+        /// The format in the model's files.
         stored: WeightFormat,
     },
     /// The file of the shard cannot be written or read.
     #[error("{0}")]
     Stream(Box<StreamError>),
-    /// A plan that this build cannot hold.
+    /// The plan gives the device parts that this build cannot compute with.
     #[error(
         "the plan gives the device other {what} for decode than for prefill in layer {layer}, and it cannot compute with a part of what it holds of them: give both phases the same"
     )]
     Phases {
-        /// Of what.
+        /// What the parts are of: heads, columns or tokens.
         what: &'static str,
-        /// Where; the number of layers for what follows them.
+        /// The layer; the number of layers for what follows them.
         layer: u32,
     },
 }
@@ -80,10 +80,10 @@ impl From<StreamError> for WeightError {
     }
 }
 
-/// What a device holds of a product.
+/// The part of a product that a device holds.
 #[derive(Debug, Default)]
 pub(crate) struct HeldProduct {
-    /// Its share.
+    /// The share of the product.
     pub(crate) share: Span<Share>,
     /// The matrices of the share, side by side, one for each run of the same format; none where there are no
     /// values, or they come from disk.
@@ -98,22 +98,24 @@ pub struct Shard {
     pub(crate) dir: Arc<ModelDir>,
     /// The operators that its weights are of.
     pub(crate) graph: Arc<OperatorGraph>,
-    /// By operator; of others than products there is nothing.
+    /// What is held of each product, by the number of its operator; of other operators nothing.
     pub(crate) products: Vec<HeldProduct>,
-    /// By weight; biases of shared products, and matrices, are not here.
+    /// The vectors, by the number of their weight; biases of shared products, and matrices, are not
+    /// here.
     pub(crate) vectors: Vec<Option<Vec<f32>>>,
-    /// The matrices, where they come from disk; then there are none above.
+    /// The matrices, where they come from disk; then `products` has none.
     pub(crate) streamed: Option<Streamed>,
-    /// What it holds.
+    /// The assignment of what it holds.
     assignment: Assignment,
 }
 
-/// Who is told of progress: bytes that were read, and bytes that there are to read.
+/// The listener to progress: it gets the bytes that were read and the bytes that there are to read, and
+/// says whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 impl Shard {
-    /// Loads the part of `device`. `progress` is told the bytes that were read and the bytes that
-    /// there are to read, after each matrix, and says whether to go on.
+    /// Loads the part of `device`. `progress` gets the bytes that were read and the bytes that there
+    /// are to read, after each matrix, and says whether to go on.
     ///
     /// # Errors
     /// When the model's files do not have what the device is to hold, memory does not, or
@@ -157,8 +159,8 @@ impl Shard {
         Ok(shard)
     }
 
-    /// Turns it into the part of `device`, of the same model: what stays is kept, and only what is
-    /// missing is read; [`transition`] says how much that is and what memory it takes. Gives the
+    /// Turns the shard into the part of `device`, of the same model: what stays is kept, and only what
+    /// is missing is read; [`transition`] says how much that is and what memory it takes. Gives the
     /// bytes that were read, too.
     ///
     /// # Errors
@@ -192,7 +194,7 @@ impl Shard {
         Bytes(self.products.iter().map(product).chain(vectors).sum::<u64>() + streamed)
     }
 
-    /// What it holds of a product; nothing of what is none.
+    /// What it holds of a product; none where there is no such operator.
     pub(crate) fn product(&self, operator: OperatorId) -> Option<&HeldProduct> {
         self.products.get(operator.0 as usize)
     }
@@ -202,12 +204,12 @@ impl Shard {
         self.vectors.get(weight.0 as usize)?.as_deref()
     }
 
-    /// The query heads that it attends to in an attention.
+    /// The query heads that it computes of an attention.
     pub(crate) fn heads(&self, attention: &Attention) -> Span<Head> {
         self.product(attention.projection).map_or(Span::empty(), |product| product.share.of())
     }
 
-    /// Its tokens of the vocabulary.
+    /// The tokens of the vocabulary that it has logits for.
     pub(crate) fn vocabulary(&self) -> Span<Token> {
         let language = self.graph.language.and_then(|id| self.product(id));
         language.map_or(Span::empty(), |product| product.share.of())
@@ -222,7 +224,7 @@ impl Shard {
     }
 }
 
-/// Whether these inputs of what is held of a product are cut between groups of its matrices' blocks.
+/// Whether a product that is cut at these inputs is cut between groups of the blocks of its matrices.
 fn blocks_fit(
     graph: &OperatorGraph,
     formats: &Formats,
@@ -242,8 +244,8 @@ fn floats(values: &[f32]) -> u64 {
     size_of_val(values) as u64
 }
 
-/// Whether what the device computes in each phase is a part of what it holds that kernels can read: keys and
-/// values are kept for one run of heads, columns begin with a panel, and pieces on disk are read whole.
+/// Checks that what the device computes in each phase is a part of what it holds that kernels can read: keys
+/// and values are cached for one run of heads, columns begin with a panel, and pieces on disk are read whole.
 fn phases_fit(
     graph: &OperatorGraph,
     formats: &Formats,
@@ -263,7 +265,8 @@ fn phases_fit(
                 None => false,
             };
             let cut = product.cut.filter(|cut| {
-                cut.axis != Axis::Heads && if cut.side == Side::Inputs { between } else { panels }
+                cut.axis != Axis::Heads
+                    && if cut.side == CutSide::Inputs { between } else { panels }
             });
             if cut.is_none() || device.streaming.is_some() {
                 let what = product.cut.map_or("columns", |cut| cut.axis.plural());

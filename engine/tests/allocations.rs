@@ -2,20 +2,20 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, CacheType, DeviceName, Epoch, Exchange, Sampling, Segment,
-    SequenceNumber, Strategy, Wanted, WireType, plan::Phase,
+    BatchShape, Bytes, Cache, CacheType, CandidateCount, DeviceName, Epoch, Exchange, Sampling,
+    Segment, SequenceNumber, Strategy, Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
-    choose::{Text, TokenMask},
     compute::{Binding, cpu::CpuEngine},
     executor::{Executor, Job, RunError},
     generate::{Generation, Goal},
     link::{Links, memory},
+    sampler::{Sequence, TokenMask},
     weights::Shard,
 };
 use galaxy_graph::{
     Program, links, lower,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -36,8 +36,8 @@ const WARM: usize = 120;
 /// Behind so many tokens nothing is asked for a while.
 const IDLE: usize = 60;
 
-/// What was allocated between the tokens that are warm, of sequences that are chosen so in the same steps
-/// on all devices of a plan. Of the last one a mask leaves out a token.
+/// The allocations between the warm tokens of sequences that are sampled so, in the same steps, on all
+/// devices of a plan. Of the last one a mask leaves out a token.
 fn allocated(
     strategy: Strategy,
     devices: usize,
@@ -48,7 +48,7 @@ fn allocated(
     let model = Arc::new(ModelDir::open(&path).unwrap());
     let sequences = samplings.len() as u32;
     let cache = Cache { rows: 2 * sequences * Cache::BLOCK, values };
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -83,7 +83,7 @@ fn allocated(
         // Over the edge between two blocks.
         for ((slot, sampling), block) in (0..).zip(samplings).zip((0..).step_by(2)) {
             let (rows, tokens, sampling) = (300, PROMPT.to_vec(), sampling.clone());
-            let text = Text { slot, rows, sampling, tokens, prompt: PROMPT.len() };
+            let text = Sequence { slot, rows, sampling, tokens, prompt: PROMPT.len() };
             executor.begin(text, [block, block + 1].into()).unwrap();
         }
         executor
@@ -92,9 +92,9 @@ fn allocated(
     let mask = TokenMask::of(&(0..96).collect::<Vec<u32>>());
     let stage = |phase, past, tokens: &[u32], count: u32, sequence| -> (Vec<u32>, usize) {
         let on = |rank: usize| {
-            let wanted = Wanted::Token(Breadth::Few);
+            let wanted = Wanted::Token(CandidateCount::Few);
             let rows = tokens.len() as u32 / sequences;
-            let segment = |slot| Segment { slot, past, kept: true, rows, wanted };
+            let segment = |slot| Segment { slot, context_len: past, cached: true, rows, wanted };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(
                     lower(model.spec(), model.formats(), &plan, phase, shape).unwrap().remove(rank),
@@ -111,7 +111,7 @@ fn allocated(
             let goals = vec![Goal { count, ..Goal::default() }; samplings.len()];
             let generation = Generation { first, goals, steps: 999, drafting: None };
             let (mut made, mut warm, mut last) = (Vec::with_capacity(1024), 0, 0);
-            let tell = |at, told: &galaxy_engine::generate::Told| {
+            let tell = |at, told: &galaxy_engine::generate::TokenEvent| {
                 made.push(told[0] as u32);
                 let each = made.len().div_ceil(samplings.len());
                 // Another device may be through with the last one, and write its report.

@@ -15,7 +15,7 @@ use galaxy_graph::{
     lower,
     operators::OperatorGraph,
     program::OpKind,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::{HeadSpec, ModelDir};
 use safetensors::SafeTensors;
@@ -37,7 +37,7 @@ fn local(dir: &ModelDir, threads: u16, max_rows: u32) -> Plan {
         blocks: vec![BlockAssignment {
             layers: Span::first(spec.layers),
             heads: Span::first(spec.heads),
-            columns: Span::first(spec.inner),
+            columns: Span::first(spec.intermediate),
         }],
         row_weight: 1,
         vocabulary: Span::first(spec.extent().vocabulary),
@@ -148,8 +148,13 @@ fn check(name: &str, threads: u16) {
             close(&what, &got.concat(), &floats(format!("{tensor}.{length}")), 2e-5);
         }
         // All texts in one batch, without padding.
-        let segment =
-            |(slot, rows)| Segment { slot, past: 0, kept: false, rows, wanted: wanted(tensor) };
+        let segment = |(slot, rows)| Segment {
+            slot,
+            context_len: 0,
+            cached: false,
+            rows,
+            wanted: wanted(tensor),
+        };
         let shape = BatchShape::new((0..).zip(LENGTHS).map(segment).collect()).unwrap();
         let tokens: Vec<u32> = LENGTHS.into_iter().flat_map(ids).collect();
         let got = run(&mut engine, &dir, &plan, &shape, tokens);
@@ -223,7 +228,7 @@ fn vit_reads_images() {
         let mut engine = CpuEngine::new(load(&dir, &plan.ring[0]).unwrap(), threads);
         for (wanted, name) in [(Wanted::Hidden, "hidden.13"), (Wanted::Classes, "logits.13")] {
             for images in [1, 3] {
-                let segment = |slot| Segment { slot, past: 0, kept: false, rows, wanted };
+                let segment = |slot| Segment { slot, context_len: 0, cached: false, rows, wanted };
                 let shape = BatchShape::new((0..images).map(segment).collect()).unwrap();
                 let values = squares.repeat(images as usize).into();
                 let inputs = Inputs::Patches { first: 0, values };
@@ -298,7 +303,7 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
                 threads: 1,
                 share,
             });
-            let terms = Terms {
+            let terms = PlanOptions {
                 model: name,
                 fingerprint: "",
                 formats: dir.formats(),
@@ -322,8 +327,8 @@ fn rows_and_stages_hold_no_more_than_the_budget_says() {
                 for texts in [&[60][..], &[1], &[7, 40, 13], &[20, 20, 20], &[5; 12], &[33, 2]] {
                     let segment = |(slot, rows): (u32, &u32)| Segment {
                         slot,
-                        past: 0,
-                        kept: false,
+                        context_len: 0,
+                        cached: false,
                         rows: *rows,
                         wanted: Wanted::Hidden,
                     };

@@ -16,7 +16,7 @@ use galaxy_graph::{
     Program, lower,
     operators::OperatorId,
     program::{Block, Lane, LaneId, OpId, OpKind, Operation, Slot},
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use std::{
@@ -160,7 +160,7 @@ fn bert() -> Arc<ModelDir> {
 }
 
 fn plan(model: &ModelDir) -> galaxy_common::Plan {
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),

@@ -4,7 +4,7 @@
 
 use galaxy_common::{BatchShape, Bytes, Cache, DeviceName, Segment, Strategy, Wanted, WireType};
 use galaxy_engine::{compute::Inputs, local::LocalCluster};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::{HeadSpec, ModelDir};
 use serde_json::{Map, Value};
 use std::{
@@ -15,11 +15,11 @@ use std::{
     sync::Arc,
 };
 
-/// Law 1.
+/// The largest difference from `transformers` that passes, relative to the largest value.
 const TOLERANCE: f32 = 1e-4;
 const LEAST_CHANGES: usize = 200;
 const LEAST_OF_A_FAMILY: usize = 12;
-/// One in so many that move the output may be refused.
+/// One of so many changes that move the output may be refused.
 const MOST_REFUSED: usize = 5;
 
 /// Hidden states of some rows, and logits of the last one or of the classes.
@@ -50,7 +50,7 @@ impl Golden {
         self.value[name].as_array().unwrap()
     }
 
-    /// What a checkpoint gives with this config, or why it does not.
+    /// The outputs of a checkpoint with this config, or why there are none.
     fn outputs(&self, checkpoint: &str, config: &Map<String, Value>) -> Result<Outputs, String> {
         let directory = tempfile::tempdir().unwrap();
         let golden = folder().join(checkpoint);
@@ -72,11 +72,11 @@ impl Golden {
         for (slot, wanted) in [(0, Wanted::Hidden), (1, of_head)] {
             let count = spec.readable(&self.ids, wanted)?;
             let rows = spec.patches.map_or(count as u32, |patches| patches.rows());
-            segments.push(Segment { slot, past: 0, kept: false, rows, wanted });
+            segments.push(Segment { slot, context_len: 0, cached: false, rows, wanted });
             tokens.extend(&self.ids[..count]);
         }
         let shape = BatchShape::new(segments).unwrap();
-        let terms = Terms {
+        let terms = PlanOptions {
             model: model.name(),
             fingerprint: model.fingerprint(),
             formats: model.formats(),
@@ -112,7 +112,7 @@ fn pixels(golden: &Path) -> Vec<f32> {
     words.into_iter().map(f32::from_le_bytes).collect()
 }
 
-/// What `transformers` gives.
+/// The outputs of `transformers`.
 fn expected(of: &Value) -> Outputs {
     let numbers = |name: &str| {
         of[name].as_array().unwrap().iter().map(|n| n.as_f64().unwrap() as f32).collect()
@@ -120,7 +120,7 @@ fn expected(of: &Value) -> Outputs {
     [numbers("hidden"), numbers("logits")]
 }
 
-/// max|a-b| / max|b|, the larger of the two.
+/// The larger of both relative differences: max|a-b| / max|b|.
 fn apart(got: &Outputs, want: &Outputs) -> f32 {
     let of = |(got, want): (&Vec<f32>, &Vec<f32>)| {
         if got.len() != want.len() || got.iter().any(|value| !value.is_finite()) {

@@ -7,15 +7,15 @@ use galaxy_common::{
     sampling::MOST_LOGPROBS,
 };
 use galaxy_engine::{
-    choose::Text,
     compute::{Engine, cpu::CpuEngine},
-    generate::{Goal, Told},
+    generate::{Goal, TokenEvent},
     local::{LocalCluster, LocalError},
+    sampler::Sequence,
     weights::Shard,
 };
 use galaxy_graph::{
     LowerError, budget,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use serde_json::Value;
@@ -48,7 +48,7 @@ fn plan(
     tiles: u16,
     values: CacheType,
 ) -> Plan {
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -68,21 +68,21 @@ fn plan(
     share::plan(model.spec(), &terms, &members).unwrap()
 }
 
-fn text(prompt: &[u32], count: u32, sampling: Sampling) -> Text {
+fn text(prompt: &[u32], count: u32, sampling: Sampling) -> Sequence {
     let rows = prompt.len() as u32 + count;
-    Text { slot: 3, rows, sampling, tokens: prompt.to_vec(), prompt: prompt.len() }
+    Sequence { slot: 3, rows, sampling, tokens: prompt.to_vec(), prompt: prompt.len() }
 }
 
-/// All that is told of a text of so many tokens more.
+/// The values that are reported of `count` tokens behind a prompt.
 fn generate(
     cluster: &LocalCluster,
-    text: &Text,
+    text: &Sequence,
     count: u32,
     chunk: u32,
     stop: &[u32],
-) -> Result<Vec<Told>, LocalError> {
+) -> Result<Vec<TokenEvent>, LocalError> {
     let mut all = Vec::new();
-    let mut tell = |told: &Told| {
+    let mut tell = |told: &TokenEvent| {
         all.push(*told);
         ControlFlow::Continue(())
     };
@@ -131,13 +131,13 @@ fn open(name: &str, strategy: Strategy, devices: usize, values: CacheType) -> Lo
     LocalCluster::open(model, plan).unwrap()
 }
 
-fn tokens(told: &[Told]) -> Vec<u32> {
+fn tokens(told: &[TokenEvent]) -> Vec<u32> {
     told.iter().map(|told| told[0] as u32).collect()
 }
 
 const PROMPT: [u32; 9] = [3, 14, 15, 92, 65, 35, 89, 79, 14];
 
-/// The same seed gives the same text, whoever has which part of the vocabulary.
+/// The same seed gives the same tokens, whichever device has which part of the vocabulary.
 #[test]
 fn sampled_tokens_do_not_depend_on_the_split() {
     let base = Sampling { temperature: 1.0, seed: 11, ..Sampling::default() };
@@ -200,7 +200,7 @@ fn bounds_are_those_of_transformers() {
         let draws = 300;
         let mut seen = vec![0.0; logits.len()];
         for seed in 0..draws {
-            let text = Text { rows: 13, ..text(&prompt, 1, sampling(seed)) };
+            let text = Sequence { rows: 13, ..text(&prompt, 1, sampling(seed)) };
             let told = generate(&cluster, &text, 1, 64, &[]).unwrap();
             let token = told[0][0] as usize;
             assert!(kept.contains(&(token as u32)), "{token} of {kept:?}: {}", result["settings"]);
@@ -218,8 +218,8 @@ fn bounds_are_those_of_transformers() {
     }
 }
 
-/// What is told of each token, to the bit, does not depend on how many rows a prompt is cut into, nor on whether
-/// the row before it came with the prompt or as a token that was made.
+/// What is reported of each token, to the bit, does not depend on how many rows a prompt is cut into, nor on whether
+/// the row before it came with the prompt or as a generated token.
 #[test]
 fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
     let plans = [
@@ -232,7 +232,7 @@ fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
         (Strategy::Sequence, 3, Exchange::Direct),
         (Strategy::Pipeline, 3, Exchange::Ring),
     ];
-    let bits = |told: &[Told]| -> Vec<Vec<u32>> {
+    let bits = |told: &[TokenEvent]| -> Vec<Vec<u32>> {
         told.iter().map(|told| told.iter().map(|value| value.to_bits()).collect()).collect()
     };
     for name in ["llama", "gpt2", "gptj", "qwen3", "llama-tied-bf16"] {
@@ -293,7 +293,7 @@ fn whoever_listens_may_break_off() {
     let text = text(&PROMPT, 60, Sampling::greedy());
     let all = generate(&cluster, &text, 60, 64, &[]).unwrap();
     let mut some = Vec::new();
-    let mut tell = |told: &Told| {
+    let mut tell = |told: &TokenEvent| {
         some.push(*told);
         if some.len() == 7 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
@@ -344,7 +344,8 @@ fn what_the_cache_cannot_keep_is_refused() {
     assert!(matches!(error, LocalError::Lower(LowerError::WholeTexts { .. })), "{error}");
 }
 
-/// A chat goes on behind what was said: its rows are kept, and the rest comes as if all were computed anew.
+/// A chat continues behind its earlier turns: their rows are cached, and the rest comes as if all were
+/// computed anew.
 #[test]
 fn a_text_that_is_resumed_goes_on_as_a_new_one_does() {
     for (strategy, devices) in
@@ -358,7 +359,7 @@ fn a_text_that_is_resumed_goes_on_as_a_new_one_does() {
         let (cluster, fresh) = (open(), open());
         let resume = |prompt: &[u32], kept, count| {
             let (mut all, goal) = (Vec::new(), Goal { count, ..Goal::default() });
-            let mut tell = |told: &Told| {
+            let mut tell = |told: &TokenEvent| {
                 all.push(*told);
                 ControlFlow::Continue(())
             };
@@ -373,7 +374,8 @@ fn a_text_that_is_resumed_goes_on_as_a_new_one_does() {
             let told = resume(&prompt, kept, count);
             let text = text(&prompt, count, Sampling::greedy());
             let want = generate(&fresh, &text, count, 64, &[]).unwrap();
-            let ids = |told: &[Told]| told.iter().map(|told| told[0] as u32).collect::<Vec<_>>();
+            let ids =
+                |told: &[TokenEvent]| told.iter().map(|told| told[0] as u32).collect::<Vec<_>>();
             assert_eq!(ids(&told), ids(&want), "{strategy} {kept}");
             if strategy == Strategy::Local {
                 assert_eq!(told, want, "a row adds up in one order");

@@ -6,8 +6,8 @@ use galaxy_common::{
     Bytes, Cache, DeviceName, Fallback, GenerateOptions, Strategy, WireType,
     sampling::SamplingParams,
 };
-use galaxy_engine::{choose::Text, generate::Told, local::LocalCluster};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_engine::{generate::TokenEvent, local::LocalCluster, sampler::Sequence};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::ModelDir;
 use serde_json::Value;
 use std::{
@@ -40,7 +40,7 @@ fn model(checkpoint: &str, config: &Value, to: &Path) -> Arc<ModelDir> {
 }
 
 fn cluster(model: &Arc<ModelDir>) -> LocalCluster {
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -74,7 +74,7 @@ fn a_silent_request_is_answered_as_transformers_answers_it() {
         let generation = model.generation().unwrap();
         let vocabulary = model.spec().vocabulary;
         let asked = GenerateOptions { fallback: Some(fallback), ..GenerateOptions::default() };
-        let settled = generation.settle(asked, prompt.len() as u32, vocabulary);
+        let settled = generation.complete(asked, prompt.len() as u32, vocabulary);
         let GenerateOptions { sampling, max_tokens, .. } = match settled {
             Ok(settled) => settled,
             Err(error) => {
@@ -86,7 +86,7 @@ fn a_silent_request_is_answered_as_transformers_answers_it() {
             }
         };
         let sampling = SamplingParams { seed: Some(1), ..sampling }.complete(0);
-        let text = Text {
+        let text = Sequence {
             slot: 0,
             rows: prompt.len() as u32 + max_tokens,
             sampling: sampling.checked(vocabulary).unwrap(),
@@ -94,7 +94,7 @@ fn a_silent_request_is_answered_as_transformers_answers_it() {
             prompt: prompt.len(),
         };
         let mut made = Vec::new();
-        let mut tell = |told: &Told| {
+        let mut tell = |told: &TokenEvent| {
             made.push(told[0] as u32);
             ControlFlow::Continue(())
         };

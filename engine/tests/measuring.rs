@@ -30,7 +30,7 @@ fn measuring_keeps_to_what_the_cluster_file_grants() {
     let directory = tempfile::tempdir().unwrap();
     let mut shape = catalogue().iter().find(|m| m.name == "tiny-bert").unwrap().shape;
     // Layers of 28 MB: all widths of one take 53 MB, and there are many.
-    (shape.hidden, shape.heads, shape.inner, shape.layers) = (768, 12, 3072, 8);
+    (shape.hidden, shape.heads, shape.intermediate, shape.layers) = (768, 12, 3072, 8);
     shape.write(directory.path(), SHARD_BYTES, &mut |_| ()).unwrap();
     let dir = Arc::new(ModelDir::open(directory.path()).unwrap());
     let setting = |limit: u64| Setting {

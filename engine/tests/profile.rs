@@ -6,7 +6,7 @@ use galaxy_common::{DeviceName, DeviceProfile, Kernel, Spread};
 use galaxy_engine::{
     compute::choice::EngineChoice,
     measure::{
-        Bench, Cut, MeasureError, Part, Timed, copies,
+        Bench, MeasureError, ModelPart, OperationKind, Timed, copies,
         profile::{Measured, Setting, TIME, measure},
     },
 };
@@ -79,14 +79,16 @@ fn predicted(profile: &DeviceProfile, head_width: u32, timed: &Timed) -> f64 {
     let (rows, inputs, outputs) =
         (f64::from(work.rows), f64::from(work.inputs), f64::from(work.outputs));
     match timed.part {
-        Part::Product(kernel) => {
+        OperationKind::Product(kernel) => {
             let columns = if kernel.is_cut_by_inputs() { inputs } else { outputs };
             profile.nanos(kernel, &[rows, columns])
         }
-        Part::Attention => {
+        OperationKind::Attention => {
             profile.nanos(Kernel::Attend, &[rows, rows, inputs / f64::from(head_width)])
         }
-        Part::AttentionJoin | Part::MlpJoin => profile.nanos(Kernel::Join, &[rows]),
+        OperationKind::AttentionJoin | OperationKind::MlpJoin => {
+            profile.nanos(Kernel::Join, &[rows])
+        }
     }
 }
 
@@ -129,12 +131,13 @@ fn against_layers() {
             };
             let layer = 12 * u64::from(shape.hidden).pow(2) * 4 / parts as u64;
             let layers = copies(galaxy_common::Bytes(layer)).min(shape.layers);
-            let cut = Cut { layers, shares, part: 0, threads: 1 };
+            let cut = ModelPart { layers, shares, part: 0, threads: 1 };
             let mut bench = Bench::open(dir.clone(), &cut).unwrap();
             for rows in [1, 16, 71, 284] {
                 let batch = bench.batch(rows, 1).unwrap();
                 let (mut real, mut sums) = (Vec::new(), Vec::new());
-                let mut by_part = std::collections::BTreeMap::<Part, (Vec<f64>, f64)>::new();
+                let mut by_part =
+                    std::collections::BTreeMap::<OperationKind, (Vec<f64>, f64)>::new();
                 for turn in 0..3 * layers {
                     if turn % layers == 0 {
                         bench.enter(&batch).unwrap();

@@ -11,18 +11,18 @@ use galaxy_graph::{
     budget, digest, lower,
     operators::OperatorGraph,
     pieces,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::{ModelDir, Quantisation, shape::Shape};
 use std::{ops::ControlFlow, path::PathBuf, sync::Arc};
 
-/// Rows of the text.
+/// Rows of the sequence.
 const ROWS: u32 = 19;
-/// What activations may move a logit by, of the largest: of 16 bits,
+/// The share of the largest logit by which activations of 16 bits may move a logit.
 const TOLERANCE: f32 = 2e-4;
-/// of 8,
+/// The share of the largest logit by which activations of 8 bits may move a logit.
 const TOLERANCE_8: f32 = 0.06;
-/// and in f32.
+/// The share of the largest logit by which activations in f32 may move a logit.
 const EXACT: f32 = 2e-6;
 
 fn data(name: &str) -> PathBuf {
@@ -40,7 +40,7 @@ fn by(activations: Activations) -> Arc<ModelDir> {
 }
 
 fn plan(model: &ModelDir, strategy: Strategy, shares: &[f64]) -> Plan {
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -60,7 +60,7 @@ fn plan(model: &ModelDir, strategy: Strategy, shares: &[f64]) -> Plan {
     share::plan(model.spec(), &terms, &members).unwrap()
 }
 
-/// The logits after every row of the text.
+/// The logits after every row of the sequence.
 fn logits(cluster: &LocalCluster) -> Vec<f32> {
     let shape = BatchShape::single(ROWS, Wanted::AllLogits).unwrap();
     let tokens: Vec<u32> = (0..ROWS).map(|at| (3 + at * 7) % 90).collect();
@@ -128,7 +128,7 @@ fn blocks_from_disk_are_the_blocks_that_stay() {
                 piece: Bytes(8 << 10),
                 buffer: Bytes(0),
                 room: Room::Ring,
-                agents: 1,
+                loaders: 1,
                 resident: vec![Span::new(1, 2)],
             };
             device.streaming = Some(streaming.clone());
@@ -211,7 +211,7 @@ fn devices_that_share_a_rounded_model_give_what_one_gives() {
     for (family, shape) in [("bert", shape), ("gpt2", shape), ("llama", llama)] {
         let path = dir.path().join(family);
         std::fs::create_dir(&path).unwrap();
-        let shape = Shape { family, vocabulary: 300, inner: 512, ..shape };
+        let shape = Shape { family, vocabulary: 300, intermediate: 512, ..shape };
         shape.write(&path, u64::MAX, &mut |_| {}).unwrap();
         let exact = hidden(&Arc::new(ModelDir::open(&path).unwrap()), Strategy::Local, &[1.0]);
         let mut before = 0.0;

@@ -2,19 +2,19 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DeviceName, Exchange, Sampling, Segment, Strategy, Wanted,
-    WireType, plan::Phase,
+    BatchShape, Bytes, Cache, CandidateCount, DeviceName, Exchange, Sampling, Segment, Strategy,
+    Wanted, WireType, plan::Phase,
 };
 use galaxy_engine::{
-    choose::{Text, TokenMask},
     compute::ComputeError,
     executor::RunError,
-    generate::{Decoded, Goal, Told},
-    local::{LocalCluster, LocalError, Made},
+    generate::{Decoded, Goal, TokenEvent},
+    local::{LocalCluster, LocalError, LocalGeneration},
+    sampler::{Sequence, TokenMask},
 };
 use galaxy_graph::{
     program::{OpKind, Role},
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use std::{
@@ -33,7 +33,7 @@ fn open(model: &str, strategy: Strategy, devices: usize) -> LocalCluster {
 fn open_by(model: &str, strategy: Strategy, devices: usize, exchange: Exchange) -> LocalCluster {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(model);
     let model = Arc::new(ModelDir::open(&path).unwrap());
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -67,21 +67,21 @@ const RINGS: [(Strategy, usize); 5] = [
 
 /// What is asked for a sequence.
 #[derive(Clone)]
-struct Ask {
+struct SequenceRequest {
     prompt: Vec<u32>,
     sampling: Sampling,
     goal: Goal,
-    /// Where drafts are verified, what a row takes.
+    /// The cost of one more row, where drafts are verified.
     row_cost: Option<f32>,
 }
 
-fn ask(prompt: &[u32], sampling: Sampling, count: u32) -> Ask {
+fn ask(prompt: &[u32], sampling: Sampling, count: u32) -> SequenceRequest {
     let goal = Goal { count, ..Goal::default() };
-    Ask { prompt: prompt.to_vec(), sampling, goal, row_cost: None }
+    SequenceRequest { prompt: prompt.to_vec(), sampling, goal, row_cost: None }
 }
 
 /// Different prompts, chosen in different ways, of different lengths.
-fn asks() -> Vec<Ask> {
+fn asks() -> Vec<SequenceRequest> {
     let seeded = Sampling { temperature: 1.0, seed: 5, ..Sampling::default() };
     let penalties = Sampling { repetition: 1.3, presence: 0.4, frequency: 0.6, ..seeded.clone() };
     // Of a random model it needs many candidates.
@@ -95,19 +95,19 @@ fn asks() -> Vec<Ask> {
     ]
 }
 
-fn text(slot: u32, ask: &Ask) -> Text {
+fn text(slot: u32, ask: &SequenceRequest) -> Sequence {
     let (tokens, sampling) = (ask.prompt.clone(), ask.sampling.clone());
     let prompt = tokens.len();
-    Text { slot, rows: prompt as u32 + ask.goal.count, sampling, tokens, prompt }
+    Sequence { slot, rows: prompt as u32 + ask.goal.count, sampling, tokens, prompt }
 }
 
-fn tokens(told: &[Told]) -> Vec<u32> {
+fn tokens(told: &[TokenEvent]) -> Vec<u32> {
     told.iter().map(|told| told[0] as u32).collect()
 }
 
-fn alone(cluster: &LocalCluster, ask: &Ask) -> Vec<u32> {
+fn alone(cluster: &LocalCluster, ask: &SequenceRequest) -> Vec<u32> {
     let mut all = Vec::new();
-    let mut tell = |told: &Told| {
+    let mut tell = |told: &TokenEvent| {
         all.push(*told);
         ControlFlow::Continue(())
     };
@@ -119,9 +119,9 @@ fn alone(cluster: &LocalCluster, ask: &Ask) -> Vec<u32> {
 /// A sequence that has begun.
 struct Running<'a> {
     slot: u32,
-    ask: &'a Ask,
+    ask: &'a SequenceRequest,
     made: Vec<u32>,
-    breadth: Breadth,
+    breadth: CandidateCount,
     mask: Option<TokenMask>,
 }
 
@@ -139,45 +139,48 @@ impl Running<'_> {
 /// Runs the prompts of sequences that begin, all in one batch.
 fn begin<'a>(
     cluster: &LocalCluster,
-    asks: &[(u32, &'a Ask)],
+    asks: &[(u32, &'a SequenceRequest)],
 ) -> Result<Vec<Running<'a>>, LocalError> {
     let mut segments = Vec::new();
     for (slot, ask) in asks {
         cluster.begin(&text(*slot, ask))?;
-        let (rows, wanted) = (ask.prompt.len() as u32, Wanted::Token(Breadth::Few));
-        segments.push(Segment { slot: *slot, past: 0, kept: true, rows, wanted });
+        let (rows, wanted) = (ask.prompt.len() as u32, Wanted::Token(CandidateCount::Few));
+        segments.push(Segment { slot: *slot, context_len: 0, cached: true, rows, wanted });
     }
     let prompts: Vec<u32> = asks.iter().flat_map(|(_, ask)| ask.prompt.clone()).collect();
-    let goal = |(_, ask): &(u32, &Ask)| Goal { count: 1, ..ask.goal.clone() };
+    let goal = |(_, ask): &(u32, &SequenceRequest)| Goal { count: 1, ..ask.goal.clone() };
     let goals: Vec<Goal> = asks.iter().map(goal).collect();
     let shape = BatchShape::new(segments).unwrap();
-    let Made { told, decoded, .. } =
-        cluster.make(Phase::Prefill, &shape, &prompts, &goals, None)?;
-    let running = |((told, breadth), (slot, ask)): ((Vec<Told>, Breadth), &(u32, &'a Ask))| {
+    let LocalGeneration { tokens: told, decoded, .. } =
+        cluster.generate_steps(Phase::Prefill, &shape, &prompts, &goals, None)?;
+    let running = |((told, breadth), (slot, ask)): (
+        (Vec<TokenEvent>, CandidateCount),
+        &(u32, &'a SequenceRequest),
+    )| {
         assert_eq!(told.len(), 1);
         Running { slot: *slot, ask, made: tokens(&told), breadth, mask: ask.goal.mask.clone() }
     };
     Ok(told.into_iter().zip(decoded.breadths).zip(asks).map(running).collect())
 }
 
-/// Steps of all sequences until one is over, but no more than so many.
+/// Steps of all sequences until one is over, but no more than `most`.
 fn steps(
     cluster: &LocalCluster,
     running: &mut [Running<'_>],
     most: u32,
-) -> Result<Made, LocalError> {
+) -> Result<LocalGeneration, LocalError> {
     let segment = |of: &Running<'_>| {
         let past = (of.ask.prompt.len() + of.made.len()) as u32 - 1;
         let wanted = Wanted::Token(of.breadth);
-        Segment { slot: of.slot, past, kept: true, rows: 1, wanted }
+        Segment { slot: of.slot, context_len: past, cached: true, rows: 1, wanted }
     };
     let goal = |of: &Running<'_>| Goal { count: of.left().count.min(most), ..of.left() };
     let last: Vec<u32> = running.iter().map(|of| *of.made.last().unwrap()).collect();
     let goals: Vec<Goal> = running.iter().map(goal).collect();
     let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
     let goals = (&goals[..], most, running.iter().find_map(|of| of.ask.row_cost));
-    let made = cluster.make_drafting(Phase::Decode, &shape, &last, goals, None)?;
-    for ((of, told), breadth) in running.iter_mut().zip(&made.told).zip(&made.decoded.breadths) {
+    let made = cluster.generate_drafting(Phase::Decode, &shape, &last, goals, None)?;
+    for ((of, told), breadth) in running.iter_mut().zip(&made.tokens).zip(&made.decoded.breadths) {
         of.made.extend(tokens(told));
         of.breadth = *breadth;
     }
@@ -185,7 +188,7 @@ fn steps(
 }
 
 /// The tokens of all: some begin at once, and one more joins whenever a run ends.
-fn together(cluster: &LocalCluster, asks: &[Ask], at_once: usize) -> Vec<Vec<u32>> {
+fn together(cluster: &LocalCluster, asks: &[SequenceRequest], at_once: usize) -> Vec<Vec<u32>> {
     let mut waiting = (3..).zip(asks).collect::<Vec<_>>();
     let mut running = begin(cluster, &waiting.drain(..at_once).collect::<Vec<_>>()).unwrap();
     let mut over: Vec<Running<'_>> = Vec::new();
@@ -194,7 +197,7 @@ fn together(cluster: &LocalCluster, asks: &[Ask], at_once: usize) -> Vec<Vec<u32
             running.extend(begin(cluster, &[waiting.remove(0)]).unwrap());
         }
         let before: Vec<usize> = running.iter().map(|of| of.made.len()).collect();
-        let Made { told, .. } = steps(cluster, &mut running, 16).unwrap();
+        let LocalGeneration { tokens: told, .. } = steps(cluster, &mut running, 16).unwrap();
         let most = told.iter().map(Vec::len).max().unwrap();
         assert!(told.iter().all(|told| (1..=16).contains(&told.len())), "each gets some");
         let all = running.iter().zip(before).zip(&told);
@@ -230,12 +233,12 @@ fn sequences_of_a_step_get_the_tokens_that_they_get_alone() {
     }
 }
 
-/// The sequences that need no more candidates are not moved on by a step that runs again for another one.
-/// What is told of each token (its log-probability and those of the likeliest, too) is the same to the bit whoever
-/// shares the steps.
+/// The sequences that need no more candidates are not moved on by a step that runs again for another one. What is
+/// reported of each token (its log-probability and those of the likeliest, too) is the same to the bit, whichever
+/// sequences share the steps.
 #[test]
 fn what_is_told_does_not_depend_on_who_shares_the_steps() {
-    let told_bits = |told: &[Told]| -> Vec<u32> {
+    let told_bits = |told: &[TokenEvent]| -> Vec<u32> {
         told.iter().flatten().map(|value| value.to_bits()).collect()
     };
     let mut asks = asks();
@@ -243,11 +246,11 @@ fn what_is_told_does_not_depend_on_who_shares_the_steps() {
     for (strategy, devices) in [(Strategy::Local, 1), (Strategy::Galaxy, 2), (Strategy::Galaxy, 3)]
     {
         let cluster = open_by(LLAMA, strategy, devices, Exchange::Direct);
-        let run = |asks: &[Ask]| {
+        let run = |asks: &[SequenceRequest]| {
             let all: Vec<_> = (0..).zip(asks).collect();
             let mut running = begin(&cluster, &all).unwrap();
-            running.iter_mut().for_each(|of| of.breadth = Breadth::Many);
-            let told = steps(&cluster, &mut running, 8).unwrap().told;
+            running.iter_mut().for_each(|of| of.breadth = CandidateCount::Many);
+            let told = steps(&cluster, &mut running, 8).unwrap().tokens;
             (0..asks.len() as u32).for_each(|slot| cluster.end(slot));
             told
         };
@@ -269,9 +272,12 @@ fn wider_candidates_are_for_one_sequence() {
         let want: Vec<_> = asks.iter().map(|ask| alone(&cluster, ask)).collect();
         let all: Vec<_> = (0..).zip(asks).collect();
         let mut running = begin(&cluster, &all).unwrap();
-        running.iter_mut().for_each(|of| of.breadth = Breadth::Few);
+        running.iter_mut().for_each(|of| of.breadth = CandidateCount::Few);
         let made = steps(&cluster, &mut running, 16).unwrap();
-        assert_eq!(made.decoded.breadths, [Breadth::Few, Breadth::Many, Breadth::Few]);
+        assert_eq!(
+            made.decoded.breadths,
+            [CandidateCount::Few, CandidateCount::Many, CandidateCount::Few]
+        );
         for (of, want) in running.iter().zip(&want) {
             assert_eq!(of.made, want[..of.made.len()], "{strategy} on {devices}");
         }
@@ -389,7 +395,7 @@ fn a_burst_ends_on_all_devices_when_it_is_asked_to() {
 fn drafts_change_how_soon_tokens_come_and_never_which() {
     for (strategy, devices) in RINGS {
         let cluster = open(LLAMA, strategy, devices);
-        let bits = |told: &[Told]| -> Vec<u32> {
+        let bits = |told: &[TokenEvent]| -> Vec<u32> {
             told.iter().flatten().map(|value| value.to_bits()).collect()
         };
         // A likely token repeats itself sooner or later; penalties and masks are beside it.
@@ -399,17 +405,18 @@ fn drafts_change_how_soon_tokens_come_and_never_which() {
         asks.push(ask(&[5, 6, 9, 5, 6, 9, 5, 6], likely.clone(), 60));
         let drawn = Sampling { temperature: 0.7, seed: 3, ..likely };
         asks.push(ask(&[5, 5, 6, 5, 5, 6, 5], drawn, 60));
-        let run = |row_cost: Option<f32>, asks: &[Ask]| {
-            let asks: Vec<Ask> = asks.iter().map(|ask| Ask { row_cost, ..ask.clone() }).collect();
+        let run = |row_cost: Option<f32>, asks: &[SequenceRequest]| {
+            let asks: Vec<SequenceRequest> =
+                asks.iter().map(|ask| SequenceRequest { row_cost, ..ask.clone() }).collect();
             let all: Vec<_> = (0..).zip(&asks).collect();
             let mut running = begin(&cluster, &all).unwrap();
             let (mut told, mut run) = (vec![Vec::new(); asks.len()], (0, 0, 0));
             while !running.is_empty() {
                 let made = steps(&cluster, &mut running, 16).unwrap();
-                let tokens: usize = made.told.iter().map(Vec::len).sum();
+                let tokens: usize = made.tokens.iter().map(Vec::len).sum();
                 let Decoded { steps, rows, .. } = made.decoded;
                 run = (run.0 + steps, run.1 + rows, run.2 + tokens);
-                for (of, one) in running.iter().zip(&made.told) {
+                for (of, one) in running.iter().zip(&made.tokens) {
                     told[of.slot as usize].extend(bits(one));
                 }
                 running.retain(|of| {

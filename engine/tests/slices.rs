@@ -6,15 +6,15 @@ use galaxy_common::{
     WeightFormat, WireType, plan::Phase,
 };
 use galaxy_engine::{
-    choose::Text,
     local::{LocalCluster, LocalError},
+    sampler::Sequence,
     weights::WeightError,
 };
 use galaxy_graph::{
     LowerError, Selected, Selection,
     operators::OperatorGraph,
     pieces,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
     verify, verify_graph,
 };
 use galaxy_model::{
@@ -30,7 +30,7 @@ const LLAMA: Shape = Shape {
     hidden: 128,
     heads: 8,
     kv_heads: 4,
-    inner: 192,
+    intermediate: 192,
     vocabulary: 160,
     positions: 512,
     format: WeightFormat::F16,
@@ -44,7 +44,7 @@ fn written(shape: &Shape, at: &Path) -> Arc<ModelDir> {
 }
 
 fn plan(model: &ModelDir, strategy: Strategy, devices: usize) -> Plan {
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -68,7 +68,7 @@ fn plan(model: &ModelDir, strategy: Strategy, devices: usize) -> Plan {
 }
 
 fn tokens(cluster: &LocalCluster) -> Vec<u32> {
-    let text = Text {
+    let text = Sequence {
         slot: 0,
         prompt: 7,
         rows: 27,
@@ -76,7 +76,7 @@ fn tokens(cluster: &LocalCluster) -> Vec<u32> {
         sampling: Sampling::greedy(),
     };
     let mut made = Vec::new();
-    let mut tell = |told: &galaxy_engine::generate::Told| {
+    let mut tell = |told: &galaxy_engine::generate::TokenEvent| {
         made.push(told[0] as u32);
         ControlFlow::Continue(())
     };
@@ -100,7 +100,7 @@ fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0f32, |most, (a, b)| most.max((a - b).abs())) / most
 }
 
-/// Columns and words of the two devices in decode.
+/// Cuts columns and the vocabulary between the two devices in decode.
 fn decode(plan: &mut Plan, columns: u32, words: u32) {
     let ends = |device: &DevicePlan| {
         (device.decode.blocks[0].columns.end(), device.decode.vocabulary.end())
@@ -141,10 +141,10 @@ fn a_device_may_compute_other_slices_in_decode() {
         assert_eq!(other.vocabulary, Span::new(words.min(80), 160));
         let step = BatchShape::new(vec![galaxy_common::Segment {
             slot: 0,
-            past: 0,
-            kept: true,
+            context_len: 0,
+            cached: true,
             rows: 1,
-            wanted: Wanted::Token(galaxy_common::Breadth::Few),
+            wanted: Wanted::Token(galaxy_common::CandidateCount::Few),
         }]);
         let step = step.unwrap();
         let spec = model.spec();
@@ -204,7 +204,7 @@ fn cut(model: &Path, shape: &Shape, at: &Path) -> Arc<ModelDir> {
 
 #[test]
 fn a_request_may_select_layers_heads_and_columns() {
-    let bert = Shape { inner: 192, format: WeightFormat::F16, ..Shape::bert(4, 64, 4) };
+    let bert = Shape { intermediate: 192, format: WeightFormat::F16, ..Shape::bert(4, 64, 4) };
     let parts = [
         (&LLAMA, [(2, 8, 192), (4, 4, 192), (4, 8, 64), (1, 2, 111), (4, 8, 192)].as_slice()),
         // Its heads are as wide as there are few of them, so that no model has fewer.
@@ -222,7 +222,7 @@ fn a_request_may_select_layers_heads_and_columns() {
         let model = written(shape, &at.path().join("all"));
         for &(layers, heads, columns) in selections {
             let kv_heads = shape.kv_heads * heads / shape.heads;
-            let part = Shape { layers, heads, kv_heads, inner: columns, ..*shape };
+            let part = Shape { layers, heads, kv_heads, intermediate: columns, ..*shape };
             let part = cut(&at.path().join("all"), &part, &at.path().join("part"));
             let reference = LocalCluster::open(part.clone(), plan(&part, Strategy::Local, 1));
             let reference = reference.unwrap();

@@ -1,17 +1,17 @@
-//! Weights that come from disk: whatever stays, however small the buffer, the results are those of weights that
-//! all stay; and what becomes of files that are damaged, cut off or gone.
+//! Weights that come from disk: whatever stays, however small the buffer, the results are those of weights that all
+//! stay; and what happens when files are damaged, cut off or gone.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::{
     BatchShape, Bytes, Cache, DeviceName, Plan, Room, Sampling, Segment, Span, Strategy, Streaming,
     Wanted, WireType,
 };
-use galaxy_engine::{choose::Text, local::LocalCluster, stream::Stream};
+use galaxy_engine::{local::LocalCluster, sampler::Sequence, stream::Stream};
 use galaxy_graph::{
     operators::OperatorGraph,
     pieces,
     program::Lane,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
     verify,
 };
 use galaxy_model::ModelDir;
@@ -29,7 +29,7 @@ fn open(name: &str) -> Arc<ModelDir> {
 }
 
 fn plan(model: &ModelDir, strategy: Strategy, devices: usize, cache: Cache) -> Plan {
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -59,7 +59,7 @@ fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, 
             piece: Bytes(8 << 10),
             buffer: Bytes(0),
             room,
-            agents,
+            loaders: agents,
             resident: Vec::new(),
         };
         device.streaming = Some(streaming.clone());
@@ -79,7 +79,7 @@ fn shape(model: &ModelDir, rows: u32) -> BatchShape {
         0 => Wanted::Hidden,
         _ => Wanted::Classes,
     };
-    let segment = Segment { slot: 0, past: 0, kept: false, rows, wanted };
+    let segment = Segment { slot: 0, context_len: 0, cached: false, rows, wanted };
     BatchShape::new(vec![segment]).unwrap()
 }
 
@@ -87,7 +87,8 @@ fn tokens(rows: u32) -> Vec<u32> {
     (0..rows).map(|at| 3 + at * 7 % 90).collect()
 }
 
-/// Sequential, synchronous, asynchronous, and with several loaders; with all read and with some kept.
+/// Sequential, synchronous, asynchronous, and with several loaders; with all pieces read, and with some held
+/// in memory.
 const WAYS: [(Room, u16, u64, u32); 5] = [
     (Room::Parts(1), 1, 0, 0),
     (Room::Parts(2), 1, 0, 3),
@@ -96,7 +97,7 @@ const WAYS: [(Room, u16, u64, u32); 5] = [
     (Room::Ring, 2, 1 << 16, 0),
 ];
 
-/// Pieces that no file gave.
+/// How many pieces were not given by the shards' files.
 fn remade(cluster: &LocalCluster) -> u64 {
     cluster.streams().map(Stream::remade).sum()
 }
@@ -154,9 +155,9 @@ fn texts_are_those_of_weights_that_stay() {
                 let cluster = LocalCluster::open_with(model.clone(), plan, files.path()).unwrap();
                 let prompt = tokens(11);
                 let sampling = Sampling::greedy();
-                let text = Text { slot: 1, rows: 40, sampling, prompt: 11, tokens: prompt };
+                let text = Sequence { slot: 1, rows: 40, sampling, prompt: 11, tokens: prompt };
                 let mut made = Vec::new();
-                let mut tell = |told: &galaxy_engine::generate::Told| {
+                let mut tell = |told: &galaxy_engine::generate::TokenEvent| {
                     made.push(told[0] as u32);
                     ControlFlow::Continue(())
                 };
@@ -187,7 +188,7 @@ fn flip(path: &Path, at: u64) {
     file.write_all_at(&[byte[0] ^ 16], at).unwrap();
 }
 
-/// What was damaged is made again from the model's files, and the file is whole again.
+/// What was damaged is read again from the model's files, and the file is whole again.
 #[test]
 fn a_damaged_file_is_mended_and_never_computed_with() {
     let at = tempfile::tempdir().unwrap();
@@ -234,7 +235,7 @@ fn a_damaged_file_is_mended_and_never_computed_with() {
     }
 }
 
-/// An attempt that was broken off is gone on with, as far as it is good.
+/// An attempt that was broken off is continued, as far as it is good.
 #[test]
 fn a_half_written_file_is_gone_on_with() {
     let at = tempfile::tempdir().unwrap();

@@ -44,7 +44,7 @@ fn device(heads: (u32, u32), columns: (u32, u32), layers: (u32, u32)) -> DeviceP
 fn the_peak_of_a_transition_is_what_was_said() {
     let directory = tempfile::tempdir().unwrap();
     let mut shape = catalogue().iter().find(|m| m.name == "tiny-bert").unwrap().shape;
-    (shape.hidden, shape.heads, shape.inner, shape.layers) = (512, 8, 2048, 6);
+    (shape.hidden, shape.heads, shape.intermediate, shape.layers) = (512, 8, 2048, 6);
     shape.write(directory.path(), SHARD_BYTES, &mut |_| ()).unwrap();
     let dir = Arc::new(ModelDir::open(directory.path()).unwrap());
     let graph = OperatorGraph::of(dir.spec());

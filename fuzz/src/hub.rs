@@ -1,4 +1,4 @@
-//! What a Hub of models says: lists of files, headers, addresses, and files that name others.
+//! What a Hub of models sends: lists of files, headers, addresses, and files that name others.
 
 use super::{Input, good};
 use galaxy_cli::hub::{
@@ -8,7 +8,7 @@ use galaxy_cli::hub::{
 use galaxy_model::files;
 use std::{collections::BTreeSet, time::SystemTime};
 
-/// One of them, behind a byte that says which.
+/// One of the Hub's messages, behind a byte that says which.
 pub(crate) fn hub(bytes: &[u8]) {
     let mut input = Input(bytes);
     match input.byte() % 5 {
@@ -37,7 +37,7 @@ pub(crate) fn hub(bytes: &[u8]) {
     }
 }
 
-/// Where it leads: to an address of HTTP that a redirect to it finds again.
+/// Resolves the address that a redirect names: an address of HTTP that a redirect to it gives again.
 fn redirect(location: &[u8]) {
     let from = Address::endpoint("https://hub.example:8443/prefix").expect("an address");
     let from = from.below("/org/name/resolve/main/config.json").expect("an address");
@@ -48,7 +48,7 @@ fn redirect(location: &[u8]) {
     assert!(!to.origin().to_string().contains(['@', ' ', '\n']), "{}", to.origin());
 }
 
-/// The value of a header, whichever it is.
+/// Reads a header's value as each kind of header in turn.
 fn headers(value: &[u8]) {
     if let Some(version) = answer::version(value) {
         assert!(!version.contains(['/', '\\', ' ', '"']));

@@ -1,6 +1,6 @@
 //! Decisions and pieces out of bytes, for targets whose input has a structure of its own.
 
-/// What is left of an input. Never ends: behind the end there are zeros.
+/// The rest of an input. It never ends: behind the last byte there are zeros.
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -9,7 +9,7 @@ impl<'a> Input<'a> {
         self.0 = rest;
         *first
     }
-    /// A number from `low` to `high`.
+    /// A number from `low` to `high`, both included.
     pub(crate) fn within(&mut self, low: u32, high: u32) -> u32 {
         low + u32::from(self.byte()) % (high - low + 1)
     }
@@ -22,7 +22,7 @@ impl<'a> Input<'a> {
     pub(crate) fn long(&mut self) -> u64 {
         (0..8).fold(0, |n, _| n << 8 | u64::from(self.byte()))
     }
-    /// A piece whose length stands before it, in two bytes, little endian.
+    /// The next piece, whose length stands before it in two bytes, little endian.
     pub(crate) fn piece(&mut self) -> &'a [u8] {
         let length = usize::from(self.byte()) | usize::from(self.byte()) << 8;
         let (piece, rest) = self.0.split_at(length.min(self.0.len()));

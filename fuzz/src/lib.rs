@@ -1,10 +1,10 @@
-//! What every fuzz target does with its bytes: decode them, use what comes out as the product
-//! does, write it again where it has a written form, and look at what that took.
+//! What every fuzz target does with its bytes: decode them, use the decoded value as the product does, encode
+//! it again where it has an encoding, and check how much memory that took.
 //!
 //! The targets under `fuzz_targets/` call [`run`] with what libFuzzer makes up;
-//! `testbed/tests/corpus/main.rs` takes this file in too, and calls it with what is kept under `corpus/`.
-//! Bytes are never expected to be right: an error is as good as a value, as long as it has words.
-//! To panic, to take more memory than the input warrants, or not to come to an end is a finding.
+//! `testbed/tests/corpus/main.rs` takes this file in too, and calls it with the inputs that are kept under
+//! `corpus/`. Bytes are never expected to be right: an error is as good as a value, as long as it has a
+//! message. A finding is a panic, more memory than the input warrants, or a run that does not end.
 
 mod hub;
 mod input;
@@ -22,20 +22,20 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// A decoder, and what it may take.
+/// A decoder, and the memory that it may take.
 pub struct Target {
-    /// As its folder of `corpus/` and its file of `fuzz_targets/` are called.
+    /// The name of its folder in `corpus/` and of its file in `fuzz_targets/`.
     pub name: &'static str,
     decode: fn(&[u8]),
-    /// Bytes that it may take whatever comes,
+    /// The bytes of memory that it may take for any input.
     fixed: usize,
-    /// and for each byte of what comes.
+    /// The further bytes of memory that it may take for each byte of the input.
     each: usize,
 }
 
 const KIB: usize = 1 << 10;
 
-/// All of them.
+/// All fuzz targets, by name.
 pub const TARGETS: &[Target] = &[
     Target { name: "frame", decode: small::frame, fixed: KIB, each: 0 },
     Target { name: "hello", decode: small::hello, fixed: KIB, each: 0 },
@@ -63,10 +63,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "hub", decode: hub::hub, fixed: 64 * KIB, each: 256 },
 ];
 
-/// Gives a target its bytes.
+/// Runs the target `name` on an input.
 ///
 /// # Panics
-/// When that is a finding, or there is no such target.
+/// When the input is a finding, or there is no such target.
 pub fn run(name: &str, bytes: &[u8]) {
     let target = TARGETS.iter().find(|t| t.name == name).expect("a target of this name");
     MEMORY.reset_peak_usage();
@@ -77,12 +77,12 @@ pub fn run(name: &str, bytes: &[u8]) {
     assert!(most <= allowed, "{} bytes of input took {most} bytes of memory", bytes.len());
 }
 
-/// An error has words.
+/// Checks that an error has a message.
 fn said(error: &dyn std::fmt::Display) {
     assert!(!error.to_string().is_empty(), "an error without words");
 }
 
-/// What was decoded, or nothing if there was an error.
+/// The decoded value; `None` if there was an error, whose message is checked.
 fn good<T, E: std::fmt::Display>(outcome: Result<T, E>) -> Option<T> {
     outcome.map_err(|error| said(&error)).ok()
 }

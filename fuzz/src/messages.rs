@@ -1,4 +1,4 @@
-//! Messages of the control services, and what is made of them.
+//! Messages of the control services, and the values that they are converted into.
 
 use super::{Input, good, said};
 use galaxy_client::{ClusterStatus, Trace};
@@ -14,7 +14,7 @@ use prost::Message;
 use std::{sync::Arc, time::Duration};
 use tonic::metadata::MetadataMap;
 
-/// What a coordinator asks of a worker. The worker's name is "pi-1".
+/// What a coordinator asks of a worker, whose name is "pi-1".
 pub(crate) fn worker(bytes: &[u8]) {
     let mut input = Input(bytes);
     let own = name(1);
@@ -28,7 +28,7 @@ pub(crate) fn worker(bytes: &[u8]) {
         1 => read(input.0, |request: v1::ExecuteRequest| {
             match galaxy_worker::fuzz::execute(&own, request) {
                 Ok((shape, tokens, left)) => {
-                    // How many there must be, the model says: of images there are none.
+                    // The model says how many there must be: of images there are none.
                     assert!(tokens.is_empty() || shape.segments().len() <= tokens.len());
                     assert!(left <= Duration::from_secs(3600));
                 }
@@ -47,7 +47,7 @@ pub(crate) fn worker(bytes: &[u8]) {
     }
 }
 
-/// What clients ask of a coordinator, and what workers answer it.
+/// What clients ask of a coordinator, and what workers answer the coordinator.
 pub(crate) fn coordinator(bytes: &[u8]) {
     let mut input = Input(bytes);
     match input.byte() % 11 {
@@ -124,22 +124,22 @@ pub(crate) fn client(bytes: &[u8]) {
     }
 }
 
-/// Decodes a message, goes on with it, and decodes what is written of it. One at a time: nothing but
-/// this holds two.
+/// Decodes a message, hands it to `then`, and checks that what is encoded of it decodes again. Only one
+/// message is held at a time.
 fn read<M: Message + Default>(bytes: &[u8], then: impl FnOnce(M)) {
     match M::decode(bytes) {
         Ok(message) => {
             let written = message.encode_to_vec();
             then(message);
             let again = M::decode(written.as_slice()).expect("its own");
-            // By bytes: numbers that are none differ from themselves.
+            // By bytes: NaNs differ from themselves.
             assert_eq!(again.encode_to_vec(), written);
         }
         Err(error) => said(&error),
     }
 }
 
-/// Messages one behind another, each behind its length; those that are none are left out.
+/// Messages one behind another, each behind its length; pieces that do not decode are left out.
 pub(crate) fn messages<M: Message + Default>(input: &mut Input<'_>) -> Vec<M> {
     let mut messages = Vec::new();
     while !input.is_empty() {
@@ -155,7 +155,7 @@ fn rows(bytes: &[u8], count: usize, width: usize) {
     }
 }
 
-/// Pieces of a device's results.
+/// Takes pieces of a device's results.
 fn take(input: &mut Input<'_>) {
     let sizes = [3, 0, 40];
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
@@ -170,7 +170,7 @@ fn take(input: &mut Input<'_>) {
     assert!(values.iter().zip(sizes).all(|(values, size)| values.len() <= size));
 }
 
-/// The times that two devices say they took.
+/// Merges the timelines that two devices report.
 fn trace(input: &mut Input<'_>) {
     let spec = galaxy_model::shape::Shape::bert(1, 32, 2).spec().expect("a BERT");
     let plan = Arc::new(two_devices());
@@ -182,7 +182,7 @@ fn trace(input: &mut Input<'_>) {
         let offset_ns = input.long() as i64;
         let reply = v1::TimelineReply::decode(input.piece()).unwrap_or_default();
         let mut operations: Vec<_> = reply.start_ns.into_iter().zip(reply.end_ns).collect();
-        // Who answers for fewer operations than there are is refused.
+        // A device that answers for fewer operations than there are is refused.
         if input.flag() {
             operations.resize(program.operations.len(), (0, 0));
         }
@@ -233,7 +233,7 @@ fn two_devices() -> Plan {
     }
 }
 
-/// What a probe measured.
+/// Checks the profile that a probe's reply gives.
 fn probed(input: &mut Input<'_>) {
     let reply = v1::ProbeReply::decode(input.piece()).unwrap_or_default();
     let profile = galaxy_coord::fuzz::link_profile((name(0), name(1)), LinkType::Tls, &reply);

@@ -8,7 +8,7 @@ use galaxy_model::{
 use std::{fs, io::Write, path::Path};
 use tempfile::TempDir;
 
-/// The text of a safetensors header.
+/// The JSON of a safetensors header.
 pub(crate) fn header(bytes: &[u8]) {
     match fuzz::header(bytes) {
         // An entry has a name, a type, a shape and a place.
@@ -17,7 +17,7 @@ pub(crate) fn header(bytes: &[u8]) {
     }
 }
 
-/// A config.
+/// The text of a `config.json`.
 pub(crate) fn config(bytes: &[u8]) {
     match fuzz::config(bytes) {
         Ok(spec) => {
@@ -29,9 +29,9 @@ pub(crate) fn config(bytes: &[u8]) {
     }
 }
 
-/// What all that use a spec take for granted.
+/// Checks what all code that uses a spec takes for granted.
 fn sound(spec: &ModelSpec) {
-    assert!(spec.layers > 0 && spec.hidden > 0 && spec.inner > 0);
+    assert!(spec.layers > 0 && spec.hidden > 0 && spec.intermediate > 0);
     assert!(spec.patches.is_some() != (spec.vocabulary > 0));
     assert_eq!(spec.group() * spec.kv_heads, spec.heads);
     assert!(spec.heads.checked_mul(spec.head_width).is_some_and(|width| width > 0));
@@ -58,10 +58,10 @@ const FILES: [&str; 5] = [
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
 ];
-/// Zeros behind each header.
+/// The zeros behind each header, in bytes.
 const DATA: u64 = 1 << 20;
 
-/// A directory: numbers of files, each followed by what is in it.
+/// A model directory: numbers of files, each followed by the file's content.
 pub(crate) fn checkpoint(bytes: &[u8]) {
     let mut input = Input(bytes);
     let dir = directory();
@@ -76,7 +76,7 @@ pub(crate) fn checkpoint(bytes: &[u8]) {
     }
 }
 
-/// A GGUF file; zeros follow.
+/// A GGUF file, which zeros follow.
 pub(crate) fn gguf(bytes: &[u8]) {
     let dir = directory();
     let path = dir.path().join("m.gguf");
@@ -89,7 +89,7 @@ pub(crate) fn gguf(bytes: &[u8]) {
     }
 }
 
-/// Writes a file; of a safetensors file the content is the header, and so many zeros follow.
+/// Writes a file. Of a safetensors file `content` is the header, and `data` zeros follow.
 fn write(path: &Path, content: &[u8], data: u64) {
     let mut file = fs::File::create(path).expect("a file");
     if path.extension().is_some_and(|extension| extension == "safetensors") {
@@ -100,7 +100,7 @@ fn write(path: &Path, content: &[u8], data: u64) {
     file.write_all(content).expect("room for it");
 }
 
-/// Reads something of everything that it has.
+/// Reads something of every tensor that a model has.
 fn read(model: &ModelDir) {
     sound(model.spec());
     assert!(model.shape_key().starts_with(&model.spec().family));
@@ -133,15 +133,15 @@ const SENTENCE: [&str; 10] = [
     "3_Norm/model.safetensors",
     "0_Transformer/sentence_bert_config.json",
 ];
-/// Zeros behind each header of a sentence model: its modules are read as a whole.
+/// The zeros behind each header of a sentence model, in bytes: its modules are read as a whole.
 const FEW: u64 = 1 << 12;
 
-/// A directory of a sentence model: numbers of files, each followed by what is in it.
+/// A directory of a sentence model: numbers of files, each followed by the file's content.
 pub(crate) fn sentence(bytes: &[u8]) {
     let mut input = Input(bytes);
     let dir = directory();
-    for inner in ["0_Transformer", "1_Pooling", "2_Dense", "3_Norm"] {
-        fs::create_dir(dir.path().join(inner)).expect("a directory");
+    for folder in ["0_Transformer", "1_Pooling", "2_Dense", "3_Norm"] {
+        fs::create_dir(dir.path().join(folder)).expect("a directory");
     }
     while !input.is_empty() {
         let name = input.pick(&SENTENCE);
@@ -162,13 +162,13 @@ pub(crate) fn sentence(bytes: &[u8]) {
 /// The files beside a `tokenizer.json`, by number.
 const TOKENIZER: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"];
-/// A tokenizer of a few pieces of words.
+/// A `tokenizer.json` with a vocabulary of five pieces.
 const PIECES: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
     "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
     "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "+",
         "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "b": 4}}}"#;
 
-/// What the files beside a tokenizer make of it: numbers of files, each followed by what is in it.
+/// A tokenizer as the files beside it change it: numbers of files, each followed by the file's content.
 pub(crate) fn tokenizer(bytes: &[u8]) {
     let mut input = Input(bytes);
     let dir = directory();
@@ -186,7 +186,7 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
     }
 }
 
-/// What a model consists of, as one device tells another.
+/// A manifest: what a model consists of, as one device tells another.
 pub(crate) fn manifest(bytes: &[u8]) {
     let Some(manifest) = good(Manifest::from_bytes(bytes)) else { return };
     let again = manifest.to_bytes().expect("its own form");
@@ -216,7 +216,7 @@ pub(crate) fn image(bytes: &[u8]) {
     }
 }
 
-/// In memory, where the system has such a place.
+/// A temporary directory, in memory where the system has such a place.
 pub(crate) fn directory() -> TempDir {
     let memory = Path::new("/dev/shm");
     let at = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };

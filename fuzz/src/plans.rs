@@ -1,8 +1,8 @@
-//! Plans, and the programs that they and batch shapes are lowered into.
+//! Plans, and the programs that they are lowered into, each with a batch shape.
 
 use super::{Input, said};
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, CacheType, DeviceName,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, CacheType, CandidateCount, DeviceName,
     DevicePlan, Exchange, Layout, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span,
     Strategy, Streaming, Wanted, WeightFormat, WireType,
     plan::{Extent, Phase, own_rows},
@@ -16,11 +16,11 @@ use galaxy_model::{
     ScoreScale,
 };
 
-/// The largest model that there is.
+/// The extent of the largest model.
 const LARGEST: Extent =
     Extent { layers: 4096, heads: 1 << 16, columns: 1 << 22, vocabulary: 1 << 24 };
 
-/// A plan in postcard.
+/// A plan in postcard's encoding.
 pub(crate) fn plan(bytes: &[u8]) {
     let plan: Plan = match postcard::from_bytes(bytes) {
         Ok(plan) => plan,
@@ -55,7 +55,7 @@ pub(crate) fn plan(bytes: &[u8]) {
         let spec = ModelSpec {
             heads,
             kv_heads: heads,
-            inner: columns,
+            intermediate: columns,
             layers,
             vocabulary: vocabulary.max(1),
             head,
@@ -67,7 +67,7 @@ pub(crate) fn plan(bytes: &[u8]) {
     }
 }
 
-/// The model that a plan may be made for.
+/// The smallest extent of a model that all spans of the plan fit.
 fn fitting(plan: &Plan) -> Extent {
     let parts = || plan.ring.iter().map(|device| &device.prefill);
     let blocks = || parts().flat_map(|part| &part.blocks);
@@ -79,7 +79,7 @@ fn fitting(plan: &Plan) -> Extent {
     }
 }
 
-/// A small model, a plan for it and a batch, all made of the bytes.
+/// A small model, a plan for it and a batch shape, all decided by the bytes.
 pub(crate) fn lower(bytes: &[u8]) {
     let mut input = Input(bytes);
     let spec = spec(&mut input);
@@ -93,16 +93,16 @@ pub(crate) fn lower(bytes: &[u8]) {
     }
 }
 
-/// What holds of the programs of every plan and shape that fit a model.
+/// Checks what holds of the programs of every plan and shape that fit a model.
 fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
-    // Whether it fits is not what is asked.
+    // Whether the plan fits the devices' budgets is not asked here.
     let mut plan = plan.clone();
     plan.ring.iter_mut().for_each(|device| device.budget = Bytes(u64::MAX));
     let plan = &plan;
     let ways = links(plan);
     let needs = match budget::needs_all(spec, &Formats::default(), plan) {
         Ok(needs) => needs,
-        // Blocks that stand beside each other are cut alike.
+        // A parallel residual's two blocks must be cut alike.
         Err(error) => return said(&error),
     };
     // A shard holds one assignment; that phases differ in rows only is checked when it is made.
@@ -143,7 +143,7 @@ fn all_holds(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) {
     }
 }
 
-/// Everything takes a while.
+/// Costs by which every operation and transfer takes some time.
 struct Slow;
 
 impl Costs for Slow {
@@ -155,7 +155,7 @@ impl Costs for Slow {
     }
 }
 
-/// What the models here have in common.
+/// An encoder, of which the other models here are variants.
 fn encoder() -> ModelSpec {
     ModelSpec {
         family: "bert".into(),
@@ -164,7 +164,7 @@ fn encoder() -> ModelSpec {
         heads: 1,
         kv_heads: 1,
         head_width: 2,
-        inner: 1,
+        intermediate: 1,
         vocabulary: 1,
         patches: None,
         norm: NormKind::Layer,
@@ -186,7 +186,7 @@ fn encoder() -> ModelSpec {
         unplaced: None,
         positions: Positions::Learned { rows: 64, offset: 0 },
         local_positions: None,
-        distances: None,
+        relative_bias: None,
         token_types: 2,
         embedding_norm: true,
         head_norm: false,
@@ -225,7 +225,7 @@ fn spec(input: &mut Input<'_>) -> ModelSpec {
         layers: input.within(1, 3),
         heads,
         kv_heads: input.pick(&divisors),
-        inner: input.within(1, 9),
+        intermediate: input.within(1, 9),
         vocabulary: input.within(1, 9),
         norm_place,
         parallel,
@@ -276,7 +276,7 @@ fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
         activations: galaxy_common::Activations::default(),
         tiles: input.within(1, 4) as u16,
         max_rows: input.within(1, 24),
-        // Behind all else: what was found before means the same.
+        // Read behind all else, so that inputs found before mean the same.
         cache: match spec.causal && matches!(spec.head, HeadSpec::Language { .. }) && input.flag() {
             true => Cache {
                 rows: 1 << 20,
@@ -293,7 +293,7 @@ fn planned(input: &mut Input<'_>, spec: &ModelSpec) -> Plan {
     plan
 }
 
-/// Weights from disk: pieces of such small models take a block each.
+/// Weight streaming, with a small buffer: pieces of such small models take a block each.
 fn streaming(input: &mut Input<'_>) -> Streaming {
     let buffer = Bytes(4096 * u64::from(input.within(1, 6)));
     let room = input.pick(&[Room::Ring, Room::Parts(1), Room::Parts(2)]);
@@ -303,12 +303,12 @@ fn streaming(input: &mut Input<'_>) -> Streaming {
         piece: Streaming::PIECE,
         buffer,
         room,
-        agents: input.within(1, 3) as u16,
+        loaders: input.within(1, 3) as u16,
         resident: vec![Span::new(from, from + input.within(1, 4))],
     }
 }
 
-/// What each device has in a phase: mostly what makes a plan.
+/// The assignments of all devices in one phase: mostly those that make a valid plan.
 fn parts(
     input: &mut Input<'_>,
     spec: &ModelSpec,
@@ -323,11 +323,11 @@ fn parts(
         part.vocabulary = vocabulary;
         part.row_weight = u32::from(input.byte()) % 5;
     }
-    let all = (Span::first(spec.heads), Span::first(spec.inner));
+    let all = (Span::first(spec.heads), Span::first(spec.intermediate));
     let mut stage = 0;
     for modes in modes {
         let mut heads = cut(input, spec.heads, devices);
-        let mut columns = cut(input, spec.inner, devices);
+        let mut columns = cut(input, spec.intermediate, devices);
         if layout == Layout::Stages {
             stage = input.within(stage, devices - 1);
         }
@@ -365,7 +365,7 @@ fn parts(
     parts
 }
 
-/// Cuts a whole into runs for all devices, in any order.
+/// Cuts `0..whole` into one span for each device, in any order.
 fn cut<U: Unit>(input: &mut Input<'_>, whole: u32, devices: u32) -> Vec<Span<U>> {
     let mut ends: Vec<u32> = (1..devices).map(|_| input.within(0, whole)).collect();
     ends.push(whole);
@@ -396,14 +396,16 @@ fn shape(input: &mut Input<'_>, spec: &ModelSpec, plan: &Plan) -> BatchShape {
     let goes_on = plan.cache.rows > 0;
     if goes_on {
         wanted.push(Wanted::Nothing);
-        wanted.extend([Breadth::Few, Breadth::Many, Breadth::All].map(Wanted::Token));
+        wanted.extend(
+            [CandidateCount::Few, CandidateCount::Many, CandidateCount::All].map(Wanted::Token),
+        );
     }
     let segments = (0..input.within(1, 4)).map(|slot| Segment {
         slot,
-        past: 0,
+        context_len: 0,
         rows: input.within(1, plan.max_rows),
         wanted: input.pick(&wanted),
-        kept: goes_on && input.flag(),
+        cached: goes_on && input.flag(),
     });
     BatchShape::new(segments.collect()).expect("a few rows")
 }

@@ -9,10 +9,10 @@ use galaxy_planner::{Allowed, Offer, Request, Workload};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
-/// Of which shape of model all profiles must be.
+/// The shape key that all profiles must be of.
 const SHAPE: &str = "s";
 
-/// One of a device, of a link, or of a cluster, in postcard or in JSON.
+/// A profile of a device, of a link, or of a cluster, in postcard or in JSON.
 pub(crate) fn profile(bytes: &[u8]) {
     let mut input = Input(bytes);
     let form = input.byte();
@@ -57,7 +57,7 @@ fn link(profile: LinkProfile) {
     }
 }
 
-/// What was measured is found again, in either form.
+/// Checks that a profile decodes to the same again, in either encoding.
 fn survives<T: Serialize + DeserializeOwned + PartialEq + Debug>(profile: &T) {
     let bytes = postcard::to_stdvec(profile).expect("a profile has a binary form");
     assert_eq!(&postcard::from_bytes::<T>(&bytes).expect("its own"), profile);
@@ -65,7 +65,7 @@ fn survives<T: Serialize + DeserializeOwned + PartialEq + Debug>(profile: &T) {
     assert_eq!(&serde_json::from_slice::<T>(&text).expect("its own"), profile);
 }
 
-/// A planner that is given it refuses it, or predicts something.
+/// Checks that a planner that is given the profile refuses it, or predicts something.
 fn cluster(profile: ClusterProfile) {
     profile.devices.iter().for_each(|device| {
         good(device.check(SHAPE));
@@ -73,7 +73,7 @@ fn cluster(profile: ClusterProfile) {
     profile.links.iter().for_each(|link| {
         good(link.check());
     });
-    // A few devices and little work: it is the planner's arithmetic that is looked at.
+    // A few devices and little work: only the planner's arithmetic is under test.
     let offers = profile.devices.iter().take(3).map(|device| Offer {
         name: device.device.clone(),
         budget: Bytes(1 << 40),
@@ -81,7 +81,8 @@ fn cluster(profile: ClusterProfile) {
     });
     let offers: Vec<Offer> = offers.collect();
     let spec = galaxy_model::shape::Shape::bert(1, 32, 2).spec().expect("a BERT");
-    let workload = Workload { made: 0, texts: 1, lengths: vec![(16, 1.0)], wanted: Wanted::Hidden };
+    let workload =
+        Workload { generated: 0, texts: 1, lengths: vec![(16, 1.0)], wanted: Wanted::Hidden };
     let allowed = Allowed {
         strategy: Strategy::Auto,
         wires: vec![WireType::F32],

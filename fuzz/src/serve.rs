@@ -10,9 +10,10 @@ use galaxy_cli::openai::{
 use galaxy_client::GenerateOptions;
 use std::collections::BTreeMap;
 
-/// What templates in the wild do with messages: compare roles, call methods of strings, refuse, go by what
-/// else was sent. That of a model is code, which may take more memory than a target has here (ADR 0027); so
-/// these are ours, and for any other it is looked at whether it is one.
+/// What chat templates in the wild do with messages: compare roles, call methods of strings, refuse, and
+/// depend on the other fields of a request. A model's template is code, which may take more memory than a
+/// target has here (ADR 0027); so these are ours, and of any other text it is only checked whether it is a
+/// template.
 const TEMPLATES: [&str; 4] = [
     "{% for message in messages %}{{ message.role + ': ' + message.content | trim }}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}\
@@ -29,7 +30,7 @@ const TEMPLATES: [&str; 4] = [
      {{ m.values() | join(sep) }}{{ m.items }}{{ m.content[i:n] }}{% endfor %}",
 ];
 
-/// A body of each kind, or a chat template.
+/// The body of a request of each kind, or a chat template.
 pub(crate) fn serve(bytes: &[u8]) {
     let mut input = Input(bytes);
     match input.byte() % 5 {
@@ -71,7 +72,7 @@ pub(crate) fn serve(bytes: &[u8]) {
     }
 }
 
-/// What was asked, or nothing if that is refused, with why.
+/// The decoded request; `None` if it was refused, with an error that says why.
 fn taken<T>(outcome: Result<T, ApiError>) -> Option<T> {
     outcome
         .map_err(|error| {
@@ -81,7 +82,7 @@ fn taken<T>(outcome: Result<T, ApiError>) -> Option<T> {
         .ok()
 }
 
-/// What is left to the coordinator is what the vocabulary has.
+/// Checks options: nothing is left for the coordinator to check but what depends on the vocabulary.
 fn sound(options: &GenerateOptions) {
     assert!(options.sampling.clone().complete(1).checked(u32::MAX).is_ok());
     assert!(options.stop.iter().all(|stop| !stop.is_empty()));

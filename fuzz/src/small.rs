@@ -1,4 +1,4 @@
-//! Frames, hellos, faults, batch shapes, cluster files.
+//! Frames, handshakes of links, faults, batch shapes, cluster files.
 
 use super::{Input, good, said};
 use galaxy_common::{
@@ -13,13 +13,13 @@ use galaxy_proto::{
     join::{Line, MAX_BYTES, Message, Request},
     v1,
 };
-use galaxy_worker::ring::hello::{Answer, Greeting, HELLO_BYTES, WELCOME_BYTES};
+use galaxy_worker::ring::handshake::{Answer, Greeting, HANDSHAKE_BYTES, WELCOME_BYTES};
 use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use std::path::Path;
 use tonic::{Code, Status};
 
-/// A frame's header, alone.
+/// The header of a frame.
 pub(crate) fn frame(bytes: &[u8]) {
     match FrameHeader::decode(bytes) {
         Ok(header) => {
@@ -30,10 +30,10 @@ pub(crate) fn frame(bytes: &[u8]) {
     }
 }
 
-/// A hello, or the answer to one: what comes is cut or filled up with zeros.
+/// A handshake of a link, or the answer to one: the input is cut, or filled up with zeros.
 pub(crate) fn hello(bytes: &[u8]) {
-    let mut hello = [0; HELLO_BYTES];
-    let length = bytes.len().min(HELLO_BYTES);
+    let mut hello = [0; HANDSHAKE_BYTES];
+    let length = bytes.len().min(HANDSHAKE_BYTES);
     hello[..length].copy_from_slice(&bytes[..length]);
     match Greeting::decode(&hello) {
         Ok(greeting) => {
@@ -53,7 +53,7 @@ pub(crate) fn hello(bytes: &[u8]) {
     }
 }
 
-/// A certificate, whoever issued it: the name and the role in it.
+/// A certificate of any issuer: the name and the role in it.
 pub(crate) fn certificate(bytes: &[u8]) {
     let certificate = CertificateDer::from(bytes);
     if let Some((name, role)) = good(peer(&[certificate])) {
@@ -62,7 +62,7 @@ pub(crate) fn certificate(bytes: &[u8]) {
     }
 }
 
-/// A message of who joins, a request for a certificate, or the line of an invitation.
+/// A message of the joining protocol, a request for a certificate, or the line of an invitation.
 pub(crate) fn join(bytes: &[u8]) {
     let mut input = Input(bytes);
     match input.byte() % 3 {
@@ -87,7 +87,7 @@ pub(crate) fn join(bytes: &[u8]) {
     }
 }
 
-/// A status of gRPC: its code, then the details of it.
+/// A status of gRPC: its code, then its details.
 pub(crate) fn fault(bytes: &[u8]) {
     let mut input = Input(bytes);
     let code = Code::from(i32::from(input.byte()));
@@ -99,7 +99,7 @@ pub(crate) fn fault(bytes: &[u8]) {
     assert_eq!((&again, again.to_string()), (&fault, shown));
 }
 
-/// A batch shape: in postcard, in JSON, or as the segments of a message with so many tokens.
+/// A batch shape: in postcard, in JSON, or as the segments of a message with a number of tokens.
 pub(crate) fn shape(bytes: &[u8]) {
     let mut input = Input(bytes);
     let shape = match input.byte() % 3 {

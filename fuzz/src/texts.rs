@@ -1,4 +1,5 @@
-//! Texts that go on: what is asked and said of them, and what model directories say of their ends and chats.
+//! Generation: the messages of requests and of their tokens, stop strings, and the files of model directories
+//! that set defaults and chat templates.
 
 use super::{Input, good, messages::messages, models::directory, said};
 use galaxy_client::Generated;
@@ -8,10 +9,10 @@ use galaxy_proto::{convert, v1};
 use prost::Message;
 use std::fs;
 
-/// Tokens of the model.
+/// The size of the model's vocabulary.
 const VOCABULARY: u32 = 97;
 
-/// What is asked of a coordinator, what devices and it say, strings that end texts, and files.
+/// A request, a token of a device or of the coordinator, stop strings, or the files of a model.
 pub(crate) fn text(bytes: &[u8]) {
     let mut input = Input(bytes);
     match input.byte() % 6 {
@@ -27,7 +28,7 @@ pub(crate) fn text(bytes: &[u8]) {
             let Some(generation) = good(galaxy_model::fuzz::generation(input.0)) else { return };
             let fallback = Some(Fallback { temperature: 1.0, max_tokens: 16 });
             let silent = GenerateOptions { fallback, ..GenerateOptions::default() };
-            if let Some(settled) = good(generation.settle(silent, 7, VOCABULARY)) {
+            if let Some(settled) = good(generation.complete(silent, 7, VOCABULARY)) {
                 let sampling = settled.sampling.complete(1).checked(VOCABULARY);
                 good(sampling);
                 assert!(settled.max_tokens > 0);
@@ -50,11 +51,11 @@ pub(crate) fn text(bytes: &[u8]) {
     }
 }
 
-/// What a client asks is what a device hears, and what our own client would say for it.
+/// Checks that what a client asks reaches a device as it is, and that our own client would encode the same.
 fn ask(bytes: &[u8]) {
     let Some(request) = good(v1::GenerateRequest::decode(bytes)) else { return };
     let Some((prompt, options)) = good(convert::generate_options(request)) else { return };
-    // What is no number is refused with the settings that it becomes part of, and is not the same twice.
+    // A NaN is refused with the settings that it becomes part of, and does not equal itself.
     if options.fallback.is_some_and(|fallback| fallback.temperature.is_nan()) {
         return;
     }
@@ -69,7 +70,7 @@ fn ask(bytes: &[u8]) {
     assert_eq!(convert::generate_options(again), Ok((prompt, options)));
 }
 
-/// What a device says of a token, as a client gets it.
+/// Converts a token that a device reports, and checks what the client gets.
 fn told(bytes: &[u8]) {
     let event = match galaxy_coord::fuzz::told(bytes, VOCABULARY) {
         Ok(event) => event,
@@ -81,20 +82,20 @@ fn told(bytes: &[u8]) {
         panic!("a token is none for a client");
     };
     assert!(token.token < VOCABULARY && token.top.len() <= MOST_LOGPROBS as usize);
-    // A message does not tell 0 from -0.
+    // A message does not distinguish 0 from -0.
     let (have, want) = (token.logprob, convert::floats(bytes)[1]);
     assert!(have == want || have.is_nan() && want.is_nan(), "{have} instead of {want}");
 }
 
-/// Strings that end a text, and pieces of it. Nothing that is told has one of them, and nothing else is
-/// missing.
+/// Stop strings, and pieces of a text. The text that is passed on contains no stop string, and lacks nothing
+/// else.
 fn ending(input: &mut Input<'_>) {
     let stops: Vec<String> =
         (0..input.within(0, 4)).map(|_| String::from_utf8_lossy(input.piece()).into()).collect();
     let mut ending = Ending::new(stops.clone());
     let (mut all, mut told) = (String::new(), String::new());
     while !input.is_empty() && !ending.stopped() {
-        // Short ones, in which an end does not stand whole.
+        // Short pieces, so that a stop string is spread over several.
         let length = 1 + usize::from(input.byte() % 8);
         let (piece, rest) = input.0.split_at(length.min(input.0.len()));
         input.0 = rest;

@@ -6,35 +6,37 @@ use crate::{
     operators::OperatorGraph,
     pieces,
     program::{Memory, Program, Role},
-    short,
+    truncated,
 };
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DevicePlan, Layout, Plan, Rank, Row, Segment, Span, Wanted,
-    WeightFormat, plan::Phase,
+    BatchShape, Bytes, Cache, CandidateCount, DevicePlan, Layout, Plan, Rank, Row, Segment, Span,
+    Wanted, WeightFormat, plan::Phase,
 };
 use galaxy_model::{Formats, HeadSpec, ModelSpec, Positions};
 
-/// What the process takes before the first weight: code, stacks, connections, allocator slack.
+/// Bytes that the process takes before the first weight: code, stacks, connections, allocator slack.
 pub const PROCESS: Bytes = Bytes(32_000_000);
 
-/// What each kernel thread works in at most: packed rows and sums of a product, and scores.
+/// Bytes that each kernel thread works in at most: packed rows and sums of a product, and scores.
 pub const THREAD_SCRATCH: u64 = 2 << 20;
 
-/// Values of rows that a product packs at a time,
+/// Values of rows that a product packs at a time.
 pub const PACKED: u64 = 154 << 10;
-/// the rows that these are of if they do not have room with all their inputs,
+/// Rows that a product packs at a time where they do not fit `PACKED` with all their inputs.
 const PACKED_ROWS: u64 = 154;
-/// and the columns whose sums wait then; else it is those that a thread makes at a time.
+/// Columns whose sums wait for further inputs in such a product; in others it is only `AT_A_TIME`, those that a
+/// thread computes at a time.
 const WAITING: u64 = 1 << 10;
 const AT_A_TIME: u64 = 32;
 
-/// Values of queries that attention packs at a time, and as many of their context; and what it needs besides.
+/// Values of queries that attention packs at a time, with as many of their context; `KEYS` is what it works in
+/// besides.
 const QUERIES: u64 = 20 << 10;
 const KEYS: u64 = 44 << 10;
-/// Lanes that fill up vectors.
+/// Lanes added to fill up vectors.
 const MORE_LANES: u64 = 128;
 
-/// What a kernel thread works in for products of up to so many rows and inputs.
+/// Bytes that a kernel thread works in for products of up to so many rows and inputs.
 pub fn product_scratch(rows: u64, inputs: u64) -> u64 {
     let together = rows.saturating_mul(inputs);
     let waits = if together > PACKED { WAITING } else { AT_A_TIME };
@@ -44,32 +46,32 @@ pub fn product_scratch(rows: u64, inputs: u64) -> u64 {
     4 * (together.min(PACKED).max(widened) + rows.min(PACKED_ROWS) * waits) + (2 << 12)
 }
 
-/// What it works in for attention of so many rows and `lanes` heads that share keys; values that are copied
-/// together not counted.
+/// Bytes that a kernel thread works in for attention of so many rows and `lanes` heads that share keys, without
+/// the values that are copied together.
 pub fn attention_scratch(rows: u64, lanes: u64, head_width: u64) -> u64 {
     let lanes = (rows * lanes).min(QUERIES / head_width.max(1)) + MORE_LANES;
     // Heads are filled up to a vector, too.
     4 * (2 * lanes * (head_width + 15) + KEYS)
 }
 
-/// Keys of a block, whose values each thread copies together.
+/// Keys whose values each thread copies together, as one block.
 const KEYS_AT_A_TIME: u64 = 144;
 
 /// Rows of a position table that are read at a time.
 pub const POSITION_ROWS: u64 = 64;
 
-/// Candidates of a text and tiles of them, besides what is bounded by the vocabulary.
+/// Bytes of a sequence's candidates and of their tiles, besides what grows with the vocabulary.
 const CHOOSING: u64 = 64 << 10;
 
-/// What the kernels of a device share.
+/// Bytes that the kernels of a device share.
 pub const SHARED_SCRATCH: u64 = 1 << 18;
 
-/// Bytes of one device under a plan.
+/// The bytes that a plan asks of one device, by what they are for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
     /// Weights that stay, as held.
     pub weights: Bytes,
-    /// What other weights pass through on their way from disk.
+    /// The buffer that weights from disk pass through; 0 where all weights stay.
     pub stream: Bytes,
     /// Device slots of the largest program.
     pub activations: Bytes,
@@ -77,16 +79,16 @@ pub struct Needs {
     pub staging: Bytes,
     /// Results of the largest program, on their way to the coordinator.
     pub results: Bytes,
-    /// What the kernels work in.
+    /// Scratch memory that the kernels work in.
     pub scratch: Bytes,
-    /// What is kept of texts that go on.
+    /// The KV cache, rotary angles of all its positions, and what the sampler works in; 0 without a cache.
     pub cache: Bytes,
     /// The process itself.
     pub process: Bytes,
 }
 
 impl Needs {
-    /// The larger of each.
+    /// The larger of both, part by part.
     fn or_more(self, other: Self) -> Self {
         Self {
             weights: self.weights.max(other.weights),
@@ -99,8 +101,8 @@ impl Needs {
             process: self.process.max(other.process),
         }
     }
-    /// All together. What programs work in is not there yet while weights are read; while they are written to a
-    /// file, piece after piece, neither is what stays of them.
+    /// The most bytes at any time. While weights are read, what programs work in is not there yet; while they
+    /// are written to a file, piece after piece, the weights that stay are not there either.
     pub fn total(&self) -> Bytes {
         let works = self.activations + self.staging + self.results + self.scratch + self.cache;
         let read = if self.stream == Bytes(0) { self.weights } else { self.stream };
@@ -139,7 +141,7 @@ pub fn needs_all(
     needs_of(spec, formats, plan, &ranks)
 }
 
-/// Layers of a run of equal ones that are lowered at first.
+/// Layers that are lowered at first of each run of layers that are cut alike.
 const LAYERS: u32 = 4;
 
 fn needs_of(
@@ -166,8 +168,8 @@ fn needs_of(
     Ok(ranks.iter().zip(most).map(with_weights).collect())
 }
 
-/// What the widest batches take beside weights, from about so many layers of each run of equal ones;
-/// none where the others might take more.
+/// What the widest batches take besides weights, found with about `layers` layers of each run that is cut
+/// alike; `None` where the rest of them might take more.
 fn most(
     spec: &ModelSpec,
     plan: &Plan,
@@ -177,9 +179,9 @@ fn most(
     // Slots may be taken in turns of two layers.
     let alike = spec.sees_alike(plan.max_rows);
     let keep = |all: u32| if alike && all > layers { layers + (all - layers) % 2 } else { all };
-    let (short_spec, short) = short::shortened(spec, plan, keep);
+    let (short_spec, short) = truncated::shortened(spec, plan, keep);
     let (mut at, mut cut) = (0, Vec::new());
-    for run in short::runs(plan) {
+    for run in truncated::runs(plan) {
         let (first, own) = (at, keep(run.len()));
         at += own as usize;
         cut.extend((run.len() > own).then_some((first, at, run.len() - own)));
@@ -212,14 +214,14 @@ pub fn moves(plan: &Plan) -> bool {
     plan.ring.len() > 1 && cuts_move(plan)
 }
 
-/// What a program of one of [`widest`] takes, with what other batches may take on top of it: where rows are
-/// cut, a part of fewer rows may be a row longer than its share, and then not fit where that of more would;
-/// and where cuts move to ends of texts, a device may have more rows than its share.
+/// Adds to the needs of a program for one of [`widest`] what other batches may take on top: where rows are cut,
+/// a part of fewer rows may be a row longer than its share, and then not fit where that of more would; and
+/// where cuts move to ends of texts, a device may have more rows than its share.
 pub fn rounded(spec: &ModelSpec, plan: &Plan, program: &Program, needs: Needs) -> Needs {
     if plan.ring.len() == 1 {
         return needs;
     }
-    // What is of all rows is of no more.
+    // A tensor of all rows never has more.
     let more = |rows: u32| if moves(plan) && rows < plan.max_rows { farthest(rows) } else { 0 };
     let mut slots = vec![0; program.slots.len()];
     let mut tile = 0;
@@ -252,8 +254,8 @@ pub fn rounded(spec: &ModelSpec, plan: &Plan, program: &Program, needs: Needs) -
     }
 }
 
-/// Results that may come on top of those of [`widest`], of the rows that are a device's own: hidden states
-/// of a language model, beside logits of other texts, and classes, if there are more than a row has
+/// Results that may come on top of those of [`widest`], of the rows that are a device's own: hidden states of a
+/// language model besides logits of other sequences, and class logits, if there are more classes than a row has
 /// values.
 fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
     let weight = |device: &DevicePlan| match plan.layout {
@@ -278,7 +280,7 @@ fn other_results(spec: &ModelSpec, plan: &Plan, rank: Rank) -> Bytes {
     Bytes(4 * values)
 }
 
-/// The batches that take most, one of which budgets are made for.
+/// The batches that take the most memory: budgets are the most that any of them needs.
 ///
 /// # Errors
 /// When the plan allows too many rows.
@@ -288,7 +290,8 @@ pub fn widest(spec: &ModelSpec, plan: &Plan) -> Result<Vec<BatchShape>, LowerErr
         HeadSpec::Language { .. } => Wanted::AllLogits,
         _ => Wanted::Hidden,
     };
-    let segment = |(slot, rows): (u32, u32)| Segment { slot, past: 0, kept: false, rows, wanted };
+    let segment =
+        |(slot, rows): (u32, u32)| Segment { slot, context_len: 0, cached: false, rows, wanted };
     let shape = |mut texts: Vec<u32>| {
         texts.retain(|&rows| rows > 0);
         BatchShape::new((0..).zip(texts).map(segment).collect()).map_err(LowerError::from)
@@ -318,18 +321,19 @@ pub fn sequences(plan: &Plan) -> u32 {
     plan.cache.blocks().min(plan.max_rows).clamp(1, SEQUENCES)
 }
 
-/// The decode step that takes most: all its sequences are asked for many candidates, and one for all. No more
-/// are asked for all at a time, since that is of the size of the vocabulary.
+/// The decode step that takes the most memory: one of its sequences asks for every candidate, all others for
+/// many. No more than one asks for every candidate at a time, since that is of the size of the vocabulary.
 fn widest_step(plan: &Plan) -> Result<BatchShape, LowerError> {
     let segment = |slot| {
-        let wanted = Wanted::Token(if slot == 0 { Breadth::All } else { Breadth::Many });
-        Segment { slot, past: 0, kept: true, rows: 1, wanted }
+        let wanted =
+            Wanted::Token(if slot == 0 { CandidateCount::All } else { CandidateCount::Many });
+        Segment { slot, context_len: 0, cached: true, rows: 1, wanted }
     };
     Ok(BatchShape::new((0..sequences(plan)).map(segment).collect())?)
 }
 
-/// What `device` keeps of texts that go on, at most: keys and values of its heads in whole blocks, angles
-/// of all their positions, and what tokens are chosen with.
+/// Bytes that `device` takes for generation at most: the KV cache of its heads in whole blocks, rotary angles
+/// of all positions, and what the sampler works in. None without a cache.
 pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
     if cache.rows == 0 {
         return Bytes(0);
@@ -342,7 +346,7 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
         Positions::Rotary { limit, .. } => angle_bytes(spec) * u64::from(cache.rows.min(*limit)),
         Positions::Learned { .. } => 0,
     };
-    // The least that a text takes is a block.
+    // A sequence takes a block at least.
     let texts = u64::from(cache.blocks());
     let choosing = texts * (4 * u64::from(device.holds().vocabulary.len()) + CHOOSING);
     Bytes(rows * row + positions + choosing)
@@ -359,7 +363,7 @@ pub fn of_program(
     Needs { weights: weights(&graph, formats, device), ..of_running(spec, device, program) }
 }
 
-/// The same without its shard.
+/// What `device` needs to run `program`, without its shard.
 fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs {
     let labels = spec.head.labels();
     let results = program.outputs.iter().map(|output| {
@@ -379,16 +383,16 @@ fn of_running(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Needs
     }
 }
 
-/// What the kernels work in: packed rows, sums and scores of each thread, and positions.
+/// Bytes that the kernels work in: packed rows, sums and scores of each thread, and positions.
 fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
     let rows = program.tensors.iter().map(|tensor| tensor.rows.end()).max().unwrap_or(0);
     let positions = match &spec.positions {
         Positions::Rotary { limit, .. } => angle_bytes(spec) * u64::from(rows.min(*limit)),
         Positions::Learned { .. } => POSITION_ROWS * u64::from(spec.hidden) * 4,
     };
-    // Of each head, what each distance adds.
+    // The relative position bias of each head, for each distance.
     let distances = spec
-        .distances
+        .relative_bias
         .map_or(0, |_| 8 * u64::from(rows.min(spec.position_limit())) * u64::from(spec.heads));
     // A block of values of one head.
     let each = of_thread(spec, u64::from(rows)) + 4 * KEYS_AT_A_TIME * u64::from(spec.head_width);
@@ -398,7 +402,8 @@ fn scratch(spec: &ModelSpec, device: &DevicePlan, program: &Program) -> Bytes {
     Bytes(u64::from(device.threads) * each + SHARED_SCRATCH + positions + distances + pixels)
 }
 
-/// Cosines and sines of a position; of long texts, too, where these have others, and of layers that do.
+/// Bytes of the cosines and sines of one position, with those for long sequences and for local layers where the
+/// model has others for them.
 pub fn angle_bytes(spec: &ModelSpec) -> u64 {
     let of = |positions: &Positions| match positions {
         Positions::Learned { .. } => 0,
@@ -409,10 +414,10 @@ pub fn angle_bytes(spec: &ModelSpec) -> u64 {
     of(&spec.positions) + spec.local_positions.as_ref().map_or(0, of)
 }
 
-/// What each kernel thread works in for a model, whatever a device has of it.
+/// Bytes that each kernel thread works in for a model, whatever part of it a device holds.
 pub fn of_thread(spec: &ModelSpec, rows: u64) -> u64 {
     let pixels = spec.patches.map_or(0, |patches| patches.values());
-    let inputs = spec.hidden.max(spec.inner).max(spec.heads * spec.head_width).max(pixels);
+    let inputs = spec.hidden.max(spec.intermediate).max(spec.heads * spec.head_width).max(pixels);
     let lanes = spec.heads.div_ceil(spec.kv_heads.max(1));
     let attention = attention_scratch(rows, u64::from(lanes), u64::from(spec.head_width));
     (product_scratch(rows, u64::from(inputs)) + attention).min(THREAD_SCRATCH)

@@ -1,5 +1,5 @@
-//! What a device holds of a model, matrix by matrix, and what a change of it takes: which matrices
-//! are made anew, in which order, what of them is read from files, and how much memory that needs.
+//! What a device holds of a model, matrix by matrix, and what a change of it takes: which matrices are rebuilt,
+//! in which order, what of them is read from files, and how much memory that needs.
 
 use crate::{
     budget,
@@ -10,27 +10,27 @@ use galaxy_model::{Formats, Matrix, ModelSpec};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// What files are read through, and values spread from, while a shard is made.
+/// Bytes of the buffers that files are read through, and values are spread from, while a shard is built.
 pub const READ_BUFFERS: u64 = 2 << 20;
 
 /// A rectangle of a matrix of the model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WeightSlice {
-    /// Of which.
+    /// The matrix that is cut.
     pub matrix: Matrix,
-    /// Its inputs.
+    /// The range of the matrix's inputs.
     pub inputs: Range<u32>,
-    /// Its outputs.
+    /// The range of the matrix's outputs.
     pub outputs: Range<u32>,
 }
 
 impl WeightSlice {
-    /// Values in it.
+    /// How many values it has.
     pub fn values(&self) -> u64 {
         self.inputs.len() as u64 * self.outputs.len() as u64
     }
 
-    /// What is in `other` too.
+    /// The part that is in `other`, too; `None` where they share nothing.
     pub fn common(&self, other: &Self) -> Option<Self> {
         let both = |a: &Range<u32>, b: &Range<u32>| a.start.max(b.start)..a.end.min(b.end);
         let (inputs, outputs) =
@@ -39,7 +39,7 @@ impl WeightSlice {
         some.then_some(Self { matrix: self.matrix, inputs, outputs })
     }
 
-    /// What is not in `kept`, which lies inside: up to four rectangles.
+    /// What is left of it without `kept`, which lies inside: up to four rectangles.
     pub fn without(&self, kept: Option<&Self>) -> impl Iterator<Item = Self> + use<> {
         let cut =
             |inputs: Range<u32>, outputs: Range<u32>| Self { matrix: self.matrix, inputs, outputs };
@@ -62,13 +62,13 @@ impl WeightSlice {
 pub struct Run {
     /// How their values are held.
     pub format: WeightFormat,
-    /// Their places among all slices of the product.
+    /// The places of its slices among all slices of the product.
     pub slices: Range<usize>,
-    /// Their inputs,
+    /// Inputs of each of its slices: all have the same.
     pub inputs: u32,
-    /// and the outputs of all of them together.
+    /// Outputs of all its slices together.
     pub outputs: u32,
-    /// Whether there are two of them whose panels alternate.
+    /// Whether it is a gate and the matrix that it gates, whose panels alternate.
     pub gated: bool,
 }
 
@@ -78,7 +78,7 @@ impl Run {
         self.bytes_by(|inputs, outputs| self.format.held(inputs, outputs))
     }
 
-    /// The same of matrices that take so many bytes for (inputs, outputs).
+    /// Its bytes where a matrix of (inputs, outputs) takes `held` bytes.
     pub(crate) fn bytes_by(&self, held: impl Fn(u64, u64) -> u64) -> u64 {
         let (inputs, outputs) = (u64::from(self.inputs), u64::from(self.outputs));
         match self.gated {
@@ -142,7 +142,7 @@ impl Product {
         held
     }
 
-    /// The matrices in which a device holds these slices, which stand side by side.
+    /// The runs in which a device holds these slices, which stand side by side.
     pub fn runs(&self, formats: &Formats, slices: &[WeightSlice]) -> SmallVec<[Run; 3]> {
         let mut runs = SmallVec::<[Run; 3]>::new();
         for (at, (format, slice)) in
@@ -164,17 +164,17 @@ impl Product {
     }
 }
 
-/// Between multiples of so much a model may be cut, and devices hold its matrices in the formats that they have.
+/// The units between which a model may be cut so that devices hold its matrices in the formats that they have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cuts {
-    /// Query heads,
+    /// Query heads of a unit: heads are cut between multiples of it.
     pub heads: u32,
-    /// and inner columns.
+    /// Columns of the intermediate size in a unit: they are cut between multiples of it.
     pub columns: u32,
 }
 
 impl Cuts {
-    /// Those of a model in these formats.
+    /// The units of a model in these formats.
     pub fn of(spec: &ModelSpec, formats: &Formats) -> Self {
         let inputs = |matrix: fn(u32) -> Matrix| {
             (0..spec.layers).map(|layer| formats.held(matrix(layer)).cut()).max().unwrap_or(1)
@@ -190,19 +190,20 @@ pub fn nothing() -> Assignment {
     Assignment { blocks: Vec::new(), row_weight: 0, vocabulary: Span::empty() }
 }
 
-/// The matrices of a product, which a change of assignment makes anew.
+/// The matrices of one product, which a change of assignment rebuilds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// Which.
+    /// The product whose matrices change.
     pub operator: OperatorId,
-    /// What is there of them,
+    /// The slices that the device holds before the change; none of a product that it had no part of.
     pub old: Vec<WeightSlice>,
-    /// and what will be.
+    /// The slices that it holds after the change; none of a product that it gives up.
     pub new: Vec<WeightSlice>,
 }
 
 impl Step {
-    /// The parts that are there and stay, by the places of the new ones: what is held as it was.
+    /// The parts of the new slices that the device holds already and keeps as they are, one for each new slice;
+    /// `None` where nothing of it stays.
     pub fn kept(
         &self,
         product: &Product,
@@ -218,7 +219,7 @@ impl Step {
         })
     }
 
-    /// Bytes that files have of the new parts that are not there yet.
+    /// Bytes that files have of those parts of the new slices that the device does not hold yet.
     fn read(&self, product: &Product, formats: &Formats) -> u64 {
         let kept = self.kept(product, formats);
         let missing = self.new.iter().zip(kept).flat_map(|(new, kept)| new.without(kept.as_ref()));
@@ -253,13 +254,13 @@ pub struct Transition {
     /// hold yet, and the biases of matrices that change. Bytes between values, which may be read over,
     /// do not count.
     pub read: Bytes,
-    /// Most bytes that the process holds on the way: weights, what is read through, and itself.
-    /// What programs work in has been given back before.
+    /// The most bytes that the process holds on the way: weights, read buffers, and the process itself. What
+    /// programs work in was freed before.
     pub peak: Bytes,
 }
 
-/// What it takes to turn a shard of `old` into one of `new`, product by product in the order of
-/// [`steps`]: the new matrix is made beside the old one, which then goes. Without `old`, to load it.
+/// What it takes to turn a shard of `old` into one of `new`, product by product in the order of [`steps`]: the
+/// new matrix is built beside the old one, which is then freed. Without `old`, what it takes to load `new`.
 ///
 /// `formats` are those of the model's matrices.
 pub fn transition(
@@ -292,9 +293,9 @@ pub fn bytes(graph: &OperatorGraph, formats: &Formats, assignment: &Assignment) 
 
 /// Bytes of what every device holds, whatever its assignment.
 struct Common {
-    /// In files,
+    /// Bytes in the model's files.
     stored: u64,
-    /// and as devices hold it.
+    /// Bytes as a device holds them.
     held: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Operations, programs, lowering, verifier, simulator.
+//! Programs of operations, their lowering, the verifier and the simulator.
 //!
 //! A [`galaxy_common::Plan`] and a [`galaxy_common::BatchShape`] are lowered into one
 //! [`program::Program`] for each device. The same programs are verified, simulated, and executed.
@@ -13,9 +13,9 @@ pub mod pieces;
 pub mod program;
 pub mod select;
 pub mod share;
-pub mod short;
 pub mod simulate;
 pub mod timeline;
+pub mod truncated;
 pub mod verify;
 
 pub use lower::{LowerError, digest, links, lower, takes};

@@ -34,106 +34,106 @@ use order::Order;
 use ring::Ring;
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Changes whenever the same plan and shape lower to another program.
+/// The version of lowering, which changes whenever the same plan and shape lower to another program.
 pub const LOWERING: u32 = 12;
 
-/// A plan and a shape that give no programs.
+/// Why a plan and a shape give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
-    /// The plan is none.
+    /// The plan is not valid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The shape is none.
+    /// The shape is not valid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// More rows than the budgets were made for.
+    /// The batch has more rows than the plan's limit, for which budgets are computed.
     #[error("a batch of {rows} rows is above the plan's limit of {limit}")]
     Rows {
         /// Rows of the batch.
         rows: u32,
-        /// What the plan allows.
+        /// The plan's limit.
         limit: u32,
     },
-    /// A sequence longer than the model can read.
+    /// A sequence is longer than the model can read.
     #[error("text {segment} has {rows} tokens, and {limited_by} has {limit} rows")]
     Positions {
-        /// Which.
+        /// The sequence's place in the batch.
         segment: usize,
-        /// Its rows, past ones included.
+        /// Its rows, with cached ones.
         rows: u32,
-        /// What the model allows.
+        /// The most rows that a sequence may have.
         limit: u32,
-        /// By what.
+        /// What sets this limit.
         limited_by: &'static str,
     },
-    /// Rows that are no image.
+    /// The rows of a segment are not those of an image.
     #[error("image {segment} has {rows} rows, and those of this model have {whole}")]
     Image {
-        /// Which.
+        /// The segment's place in the batch.
         segment: usize,
-        /// Its rows.
+        /// Rows of the segment.
         rows: u32,
-        /// Rows of an image.
+        /// Rows of an image of this model.
         whole: u32,
     },
-    /// An output that the model cannot give.
+    /// An output is wanted that the model cannot give.
     #[error("this model ({family}) gives no {wanted}{why}")]
     Output {
         /// `model_type` of the model.
         family: String,
         /// What was asked for.
         wanted: &'static str,
-        /// Why, if more is known.
+        /// The reason, in parentheses; empty where none is known.
         why: String,
     },
-    /// Rows that are to be kept, and no room for them.
+    /// A sequence has more rows to be cached than the plan's KV cache has room for.
     #[error(
         "{rows} rows are to be kept, and this plan has a cache of {limit}: raise its rows, or ask for fewer tokens"
     )]
     Cache {
-        /// Rows of a text, with those that fill up its last block.
+        /// Rows of the sequence, with those that fill up its last block.
         rows: u32,
-        /// Rows of the cache.
+        /// Rows of the KV cache.
         limit: u32,
     },
-    /// Rows that are to be kept, of a model whose rows see later ones.
+    /// Rows are to be cached of a model whose rows see later ones.
     #[error("this model ({family}) reads whole texts at once: it cannot go on with one")]
     WholeTexts {
         /// `model_type` of the model.
         family: String,
     },
-    /// A layer whose blocks are cut in two ways and are one.
+    /// The two blocks of a parallel residual are cut in different ways.
     #[error(
         "both blocks of layer {layer} stand beside each other in this model ({family}): a plan must cut both by rows, or none"
     )]
     Beside {
         /// `model_type` of the model.
         family: String,
-        /// Which.
+        /// The first layer that is cut so.
         layer: u32,
     },
-    /// A buffer for weights that a piece does not fit into.
+    /// A piece of weights does not fit the buffer that it passes through.
     #[error(
         "a piece of {wanted} bytes does not fit the {room} that it may take of the buffer for weights: raise the buffer"
     )]
     Buffer {
         /// Bytes of the piece.
         wanted: u64,
-        /// What it may take.
+        /// Bytes of the buffer that one piece may take.
         room: u64,
     },
-    /// A part of a model that there is not.
+    /// This part of the model cannot be computed.
     #[error("this part of the model cannot be computed: {why}")]
     Selection {
-        /// Why.
+        /// The reason, for people.
         why: &'static str,
     },
-    /// A tile that no frame can carry.
+    /// A tile is larger than a frame can carry.
     #[error(
         "a tile of {bytes} bytes is above a frame's limit of {MAX_PAYLOAD_BYTES}: use more tiles or a smaller max_rows"
     )]
     Tile {
-        /// Its size.
+        /// Bytes of the tile.
         bytes: u64,
     },
 }
@@ -155,7 +155,8 @@ pub fn lower(
     of_graph(&graph, spec, plan, phase, shape, &pieces)
 }
 
-/// The same of a graph that is there. `pieces` are those of a device that reads its weights from disk.
+/// Lowers as `lower` does, with an operator graph that exists already. `pieces` gives those of a device that reads
+/// its weights from disk.
 pub(crate) fn of_graph(
     graph: &Arc<OperatorGraph>,
     spec: &ModelSpec,
@@ -178,7 +179,7 @@ pub(crate) fn of_graph(
     ranks.map(program).collect()
 }
 
-/// The operations of one rank, without a look at the plan and the shape.
+/// The operations of one rank, without a check of the plan and the shape.
 fn operations(
     graph: &Arc<OperatorGraph>,
     spec: &ModelSpec,
@@ -211,7 +212,7 @@ pub(crate) fn sketches(
     ranks.iter().copied().map(sketch)
 }
 
-/// The digest of all programs: equal on devices that will do the same.
+/// The digest of all programs: it is equal on devices that lowered the same ones.
 pub fn digest(programs: &[Program]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&LOWERING.to_le_bytes());
@@ -266,7 +267,7 @@ pub fn links(plan: &Plan) -> Vec<(Rank, Rank)> {
     pairs.into_iter().filter(|(from, to)| from != to).collect()
 }
 
-/// The way of tiles in the layouts that leave a choice.
+/// How tiles travel under a plan: replicated layouts know the ring only.
 fn exchange(plan: &Plan) -> Exchange {
     match plan.layout {
         Layout::Replicated => Exchange::Ring,
@@ -284,7 +285,7 @@ fn meet_directly(
     met.map(|(a, b)| (a.0, b.0)).collect()
 }
 
-/// Whether the blocks send straight from a device of the first part to one of the second.
+/// Whether a device of assignment `from` sends rows or sums straight to one of assignment `to` in some block.
 fn exchanges_rows(plan: &Plan, from: &Assignment, to: &Assignment) -> bool {
     let owns = |part: &Assignment| part.row_weight > 0;
     let computes = |part: &Assignment| {
@@ -300,8 +301,8 @@ fn exchanges_rows(plan: &Plan, from: &Assignment, to: &Assignment) -> bool {
     owns(from) && (computes(to) || keys && owns(to)) || computes(from) && owns(to)
 }
 
-/// The rows of a batch that `rows` of it see in a layer, from the first text among them to the last; none
-/// where there are none.
+/// The rows of a batch that `rows` of it see in a layer, from the first text among them to the last; `rows`
+/// themselves where they are of no text.
 fn visible(graph: &OperatorGraph, layer: u32, shape: &BatchShape, rows: Span<Row>) -> Span<Row> {
     let of = graph.layers.get(layer as usize).and_then(|of| graph.attention(of.attention));
     let texts = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
@@ -309,7 +310,7 @@ fn visible(graph: &OperatorGraph, layer: u32, shape: &BatchShape, rows: Span<Row
     seen.reduce(|all, more| Span::new(all.start(), more.end())).unwrap_or(rows)
 }
 
-/// The key-value heads that these query heads use. Neighbours may share one.
+/// The key-value heads that these query heads use. Neighbouring query heads may share one.
 pub fn kv_span(spec: &ModelSpec, heads: Span<Head>) -> Span<Head> {
     shared(spec.group(), heads)
 }
@@ -329,7 +330,7 @@ fn wanted_rows(shape: &BatchShape) -> Vec<(u32, Span<Row>)> {
     wanted
 }
 
-/// Whether it is a plan of this model.
+/// Checks that a plan is valid, and is one for this model.
 pub(crate) fn fits(spec: &ModelSpec, plan: &Plan) -> Result<(), LowerError> {
     plan.validate(spec.extent())?;
     match plan.modes.iter().find(|m| spec.parallel && m.attention != m.mlp) {
@@ -341,17 +342,18 @@ pub(crate) fn fits(spec: &ModelSpec, plan: &Plan) -> Result<(), LowerError> {
     }
 }
 
-/// Whether a plan has programs for a batch: for one with this past, where programs themselves know none.
+/// Checks that a plan has programs for a batch. Cached rows count here, which programs themselves do not know.
 ///
 /// # Errors
-/// When they do not fit together.
+/// When the plan, the batch and the model do not fit together.
 pub fn takes(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), LowerError> {
     if shape.rows() > plan.max_rows {
         return Err(LowerError::Rows { rows: shape.rows(), limit: plan.max_rows });
     }
-    let kept = shape.segments().iter().filter(|segment| segment.kept);
-    let taken = kept.map(|s| Cache::taken(s.past.saturating_add(s.rows)));
-    // Texts may share blocks, and rows of a draft are those of one text: room for all is the matter of their tables.
+    let kept = shape.segments().iter().filter(|segment| segment.cached);
+    let taken = kept.map(|s| Cache::taken(s.context_len.saturating_add(s.rows)));
+    // Sequences may share blocks, and the rows of a draft are those of one sequence: whether there is room for all
+    // is up to their block tables.
     let taken = taken.max().unwrap_or(0);
     if taken > 0 && !spec.causal {
         return Err(LowerError::WholeTexts { family: spec.family.clone() });
@@ -360,7 +362,8 @@ pub fn takes(spec: &ModelSpec, plan: &Plan, shape: &BatchShape) -> Result<(), Lo
         return Err(LowerError::Cache { rows: taken, limit: plan.cache.rows });
     }
     for (index, segment) in shape.segments().iter().enumerate() {
-        let (rows, limit) = (segment.past.saturating_add(segment.rows), spec.position_limit());
+        let (rows, limit) =
+            (segment.context_len.saturating_add(segment.rows), spec.position_limit());
         if rows > limit {
             let limited_by = spec.limited_by();
             return Err(LowerError::Positions { segment: index, rows, limit, limited_by });

@@ -1,39 +1,39 @@
-//! What was made of programs, kept by the plan and the shape that they were lowered from.
+//! What was derived from programs, kept by the plan and the shape that they were lowered from.
 
 use crate::{LowerError, Program, Selected, lower, takes};
 use galaxy_common::{BatchShape, Plan, plan::Phase};
 use galaxy_model::{Formats, ModelSpec};
 use std::{collections::VecDeque, sync::Arc};
 
-/// What was made of the programs of some shapes: of those that were asked for last. Requests come in a few
-/// shapes, and lowering takes longer than looking.
+/// What was derived from the programs of some shapes: of those that were asked for last. Requests come in
+/// a few shapes, and lowering takes longer than a look-up.
 #[derive(Debug)]
 pub struct Lowered<T> {
     most: usize,
-    /// The latest use last.
-    kept: VecDeque<Entry<T>>,
+    /// What is kept, the latest used last.
+    entries: VecDeque<Entry<T>>,
 }
 
 #[derive(Debug)]
 struct Entry<T> {
     plan: Arc<Plan>,
     phase: Phase,
-    /// Without its past and slots, which programs do not know.
+    /// The shape without cached rows and slots, which programs do not know.
     shape: BatchShape,
-    made: T,
+    programs: T,
 }
 
 impl<T: Clone> Lowered<T> {
-    /// Keeps what was made for so many shapes.
+    /// Keeps what was derived for up to `most` shapes.
     pub fn new(most: usize) -> Self {
-        Self { most: most.max(1), kept: VecDeque::new() }
+        Self { most: most.max(1), entries: VecDeque::new() }
     }
 
-    /// What `make` made of the programs of a plan for a shape, now or before.
+    /// What `make` derives from the programs of a plan for a shape, or derived before.
     ///
     /// # Errors
-    /// When the shape does not fit the plan, also where its programs are kept: it may go on further than
-    /// the one that they were lowered for.
+    /// When the shape does not fit the plan, also where its programs are kept: its sequences may have more
+    /// cached rows than those that they were lowered for.
     pub fn get(
         &mut self,
         spec: &ModelSpec,
@@ -47,7 +47,7 @@ impl<T: Clone> Lowered<T> {
         self.get_by(spec, plan, phase, shape, |shape| lower(shape).map(make))
     }
 
-    /// The same of a part of a model, under the plan of that part.
+    /// What [`Lowered::get`] gives, for a part of a model under the plan of that part.
     ///
     /// # Errors
     /// As [`Lowered::get`].
@@ -75,19 +75,19 @@ impl<T: Clone> Lowered<T> {
         let same = |entry: &Entry<T>| {
             Arc::ptr_eq(&entry.plan, plan) && entry.phase == phase && entry.shape == shape
         };
-        let kept = self.kept.iter().position(same).and_then(|at| self.kept.remove(at));
+        let kept = self.entries.iter().position(same).and_then(|at| self.entries.remove(at));
         let entry = match kept {
             Some(entry) => entry,
             None => {
                 let made = make(&shape)?;
-                Entry { plan: plan.clone(), phase, shape, made }
+                Entry { plan: plan.clone(), phase, shape, programs: made }
             }
         };
-        let made = entry.made.clone();
-        if self.kept.len() == self.most {
-            self.kept.pop_front();
+        let made = entry.programs.clone();
+        if self.entries.len() == self.most {
+            self.entries.pop_front();
         }
-        self.kept.push_back(entry);
+        self.entries.push_back(entry);
         Ok(made)
     }
 }

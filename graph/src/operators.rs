@@ -1,9 +1,9 @@
-//! A model as an operator graph: values, the operators that make them, and weights by id.
+//! A model as an operator graph: values, the operators that compute them, and weights by id.
 //!
-//! [`OperatorGraph::of`] makes it from a [`galaxy_model::ModelSpec`]. Operations of programs name operators
+//! [`OperatorGraph::of`] builds it from a [`galaxy_model::ModelSpec`]. Operations of programs name operators
 //! of it, and whoever runs, proves or costs an operation asks the operator, never the model's description.
-//! Each kind of operator is one file: what it reads and makes, by what devices may share it, what its result
-//! is made of, and what it takes.
+//! Each kind of operator is one file: what it reads and computes, how devices may share it, what its result
+//! consists of, and how much work it is.
 
 mod activate;
 mod add;
@@ -21,7 +21,7 @@ pub use activate::Activate;
 pub use add::Add;
 pub use attention::Attention;
 pub use axes::{Axes, Reach, Window};
-pub use content::{Content, Sums, Unlike};
+pub use content::{Content, OperandMismatch, Sums};
 pub use embed::Embed;
 pub use input::Input;
 pub use norm::Norm;
@@ -74,9 +74,9 @@ id!(
 /// A value of the graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Value {
-    /// What it is, for messages.
+    /// Its name, for messages.
     pub name: &'static str,
-    /// Of which layer; the number of layers for what follows them.
+    /// The layer that it belongs to; the number of layers for what follows them.
     pub layer: u32,
     /// Its axes, where one device has all of it.
     pub axes: Axes,
@@ -92,18 +92,18 @@ impl Value {
 /// A weight of the graph, by its name in the model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Weight {
-    /// Of two axes.
+    /// A weight of two axes.
     Matrix(Matrix),
-    /// Of one.
+    /// A weight of one axis.
     Vector(Vector),
 }
 
 /// What is counted along an axis by which operators are cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Axis {
-    /// Query heads.
+    /// Query heads of attention.
     Heads,
-    /// Inner columns of an MLP.
+    /// Columns of the intermediate size of an MLP.
     Columns,
     /// Tokens of the vocabulary.
     Tokens,
@@ -120,23 +120,23 @@ impl Axis {
     }
 }
 
-/// On which side of an operator the axis is.
+/// The side of an operator on which an axis is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Side {
-    /// A share makes some columns, of all that is read.
+pub enum CutSide {
+    /// A share computes some columns, from all that is read.
     Outputs,
-    /// A share reads some columns, and what it makes is a term of a sum.
+    /// A share reads some columns, and what it computes is a term of a sum.
     Inputs,
 }
 
-/// By what devices may share an operator, besides rows.
+/// How devices may share an operator, besides by rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Cut {
-    /// Along which axis.
+    /// The axis along which it is cut.
     pub axis: Axis,
-    /// On which side.
-    pub side: Side,
-    /// Shares of the whole.
+    /// The side on which that axis is.
+    pub side: CutSide,
+    /// How many shares the whole has.
     pub count: u32,
 }
 
@@ -154,18 +154,18 @@ impl Cut {
 /// Sizes of an operation.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Sizes {
-    /// Rows that it makes.
+    /// Rows that it computes.
     pub rows: u32,
     /// Columns that it reads.
     pub inputs: u32,
-    /// Columns that it makes.
+    /// Columns that it computes.
     pub outputs: u32,
     /// Pairs of a query row and a key row that it sees.
     pub pairs: f64,
 }
 
 impl Sizes {
-    /// Those of an operation, but for pairs.
+    /// The sizes of an operation, but for pairs.
     pub(crate) fn of(op: &Operation) -> Self {
         let columns = |region: Option<&Region>| region.map_or(0, |region| region.columns.len());
         let rows = op.writes.first().map_or(0, |region| region.rows.len());
@@ -174,24 +174,24 @@ impl Sizes {
     }
 }
 
-/// What an operation takes, however it is done.
+/// The work of an operation, however it is done.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Work {
-    /// Multiplications and additions; of what only passes over rows 0.
+    /// Multiplications and additions; 0 where an operation only passes over rows.
     pub operations: f64,
     /// The matrix that is read, as (inputs, outputs).
     pub weights: (u64, u64),
 }
 
-/// What is asked of every operator.
+/// What every operator answers.
 pub trait Operate {
-    /// What it is, with those of its attributes that an engine may not have: for messages.
+    /// Its name, with those of its attributes that an engine may not support: for messages.
     fn name(&self) -> String;
 
-    /// The values that it reads. What an operation reads beside them counts as what it makes.
+    /// The values that it reads. Further regions that an operation reads have the axes of its result.
     fn reads(&self) -> SmallVec<[ValueId; 2]>;
 
-    /// The value that it makes.
+    /// The value that it computes.
     fn makes(&self) -> ValueId;
 
     /// The weights that it reads.
@@ -199,54 +199,54 @@ pub trait Operate {
         SmallVec::new()
     }
 
-    /// The axes of what it makes, from those of what it reads.
+    /// The axes of its result, from those of what it reads.
     ///
     /// # Errors
-    /// In words: why they do not fit.
+    /// The reason why they do not fit, for people.
     fn shape(&self, read: &[Axes]) -> Result<Axes, String>;
 
-    /// Whether devices share it by rows alone: each has it whole.
+    /// Whether devices share it by rows alone, and each has all of it.
     fn is_by_rows(&self) -> bool {
         false
     }
 
-    /// By what devices may share it, besides rows.
+    /// How devices may share it, besides by rows; `None` where they cannot.
     fn cut(&self) -> Option<Cut> {
         None
     }
 
-    /// Columns that a share reads first, and columns that it makes; none of an operator that is not cut.
+    /// Columns that a share reads first, and columns that it computes; none of an operator that is not cut.
     fn share_columns(&self, _share: Span<Share>) -> Option<(u32, u32)> {
         None
     }
 
-    /// Which rows of a text or image it reads at `at` to make some rows.
+    /// Which rows of a text or image it reads at `at` to compute some rows.
     fn reach(&self, _at: usize) -> Reach {
         Reach::Same
     }
 
-    /// Which pixels of a row of an image it reads at `at` to make some pixels.
+    /// Which pixels of a row of an image it reads at `at` to compute some pixels.
     fn reach_in_row(&self, _at: usize) -> Reach {
         Reach::All
     }
 
-    /// Which of what it reads it may overwrite with what it makes, element by element.
+    /// Which of the values that it reads it may overwrite with its result, element by element.
     fn in_place(&self) -> Option<usize> {
         None
     }
 
-    /// Bytes that an operation of these sizes works in, besides what it reads and makes.
+    /// Bytes that an operation of these sizes works in, besides what it reads and computes.
     fn workspace(&self, _sizes: Sizes) -> u64 {
         0
     }
 
-    /// What each element is of what it reads, and of what it makes.
+    /// The element type of what it reads, and of what it computes.
     fn elements(&self) -> (Element, Element) {
         (Element::F32, Element::F32)
     }
 
-    /// What a share of it makes of what is read: unless it says something else, the value that it makes, of
-    /// the whole values that it reads.
+    /// What a share of it computes from what is read: unless it says something else, the value that it
+    /// computes, from the whole values that it reads.
     ///
     /// # Errors
     /// What should have been read.
@@ -255,13 +255,13 @@ pub trait Operate {
         _id: OperatorId,
         _share: Span<Share>,
         read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
+    ) -> Result<Content, OperandMismatch> {
         let mut values = self.reads().into_iter().enumerate();
-        values.try_for_each(|(at, value)| Unlike::unless(read, at, value))?;
+        values.try_for_each(|(at, value)| OperandMismatch::unless(read, at, value))?;
         Ok(Content::Value(self.makes()))
     }
 
-    /// What an operation of these sizes takes.
+    /// The work of an operation of these sizes.
     fn work(&self, _sizes: Sizes) -> Work {
         Work::default()
     }
@@ -270,26 +270,26 @@ pub trait Operate {
 /// An operator with its attributes.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Operator {
-    /// Rows of the residual stream, out of what came in.
+    /// The embedding, which gives the first rows of the residual stream.
     Embed(Embed),
-    /// What came in, as it is.
+    /// An input of the model, as it is.
     Input(Input),
     /// A norm of whole rows.
     Norm(Norm),
     /// A matrix product with what follows it on each row.
     Product(Product),
-    /// Attention.
+    /// Attention over the rows of a text.
     Attention(Attention),
-    /// The residual addition.
+    /// A residual addition.
     Add(Add),
     /// Pooling of an image.
     Pool(Pool),
-    /// An activation on its own.
+    /// An activation function on its own.
     Activate(Activate),
 }
 
 impl Operator {
-    /// It, as what is asked of all.
+    /// The operator, by the answers that all of them give.
     pub fn operate(&self) -> &dyn Operate {
         match self {
             Self::Embed(operator) => operator,
@@ -306,73 +306,73 @@ impl Operator {
 
 /// A residual addition, and the norm that follows it at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Join {
-    /// The addition.
+pub struct AddNorm {
+    /// The residual addition.
     pub add: OperatorId,
-    /// The norm.
+    /// The norm that follows it.
     pub norm: OperatorId,
 }
 
 /// The operators of a layer of a transformer, by their place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerOperators {
-    /// What makes the rows that attention reads, where they are not the residual itself.
+    /// The norm that computes the rows that attention reads; `None` where they are the residual itself.
     pub norm: Option<OperatorId>,
-    /// Queries, keys and values.
+    /// The product that computes queries, keys and values.
     pub qkv: OperatorId,
-    /// Attention.
+    /// The attention over these.
     pub attention: OperatorId,
-    /// Its output product.
+    /// The output product of attention.
     pub output: OperatorId,
     /// The first product of the MLP.
     pub up: OperatorId,
-    /// Its second.
+    /// The second product of the MLP.
     pub down: OperatorId,
-    /// What follows attention,
-    pub after_attention: Join,
-    /// and what follows the MLP: the same where both stand beside each other.
-    pub after_mlp: Join,
+    /// The join after attention.
+    pub after_attention: AddNorm,
+    /// The join after the MLP; with a parallel residual it is the same as after attention.
+    pub after_mlp: AddNorm,
 }
 
-/// The head that tells classes apart, on top of one row.
+/// The classification head, which reads one row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClassOperators {
-    /// A dense layer, and what follows it,
+    /// A dense layer, and the activation function that follows it.
     pub dense: Option<(OperatorId, Option<ClassActivation>)>,
-    /// the norm behind that,
+    /// The norm behind the dense layer.
     pub norm: Option<Norm>,
-    /// and the product that gives logits.
+    /// The product that gives the logits.
     pub output: OperatorId,
-    /// Classes.
+    /// How many classes there are.
     pub labels: u32,
 }
 
 /// A model as values, operators and weights.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct OperatorGraph {
-    /// The values.
+    /// All values, by their ids.
     pub values: Vec<Value>,
-    /// Those that come in, and no operator makes.
+    /// Values that come from outside, which no operator computes.
     pub inputs: Vec<ValueId>,
     /// The operators, each after those that it reads from.
     pub operators: Vec<Operator>,
-    /// The weights.
+    /// All weights, by their ids.
     pub weights: Vec<Weight>,
-    /// Values of each of them that is a vector.
+    /// The length of each weight that is a vector; 0 of a matrix.
     pub widths: Vec<u32>,
     /// The operators of each layer.
     pub layers: Vec<LayerOperators>,
-    /// What makes the first rows,
+    /// The operator that computes the first rows.
     pub embed: OperatorId,
-    /// and what is done to each of them before the first block.
+    /// The operators that are applied to each of these rows before the first block.
     pub entry: Vec<OperatorId>,
     /// The rows after the last norm, which heads read.
     pub last: ValueId,
-    /// What makes logits of tokens.
+    /// The product that gives logits of the vocabulary; `None` without a language head.
     pub language: Option<OperatorId>,
-    /// What makes logits of classes.
+    /// The operators that give logits of classes; `None` without a classification head.
     pub classes: Option<ClassOperators>,
-    /// Where each weight is in `weights`.
+    /// The id of each weight.
     ids: HashMap<Weight, WeightId>,
 }
 
@@ -388,8 +388,8 @@ impl OperatorGraph {
             _ => None,
         }
     }
-    /// The operation of a device of this assignment that is a product of a layer; none where the id is of
-    /// something else.
+    /// The operation that computes a device's share of a product of a layer, with this assignment; none where
+    /// the id is of something else.
     pub fn product_of(&self, id: OperatorId, part: &Assignment, layer: u32) -> Option<OpKind> {
         let product = self.product(id)?;
         let share = product.cut.map_or(Span::empty(), |cut| cut.held(part, layer));
@@ -416,7 +416,7 @@ impl OperatorGraph {
             _ => None,
         }
     }
-    /// What follows the first layer's queries, keys and values; none without layers. All layers have heads of
+    /// The heads of the first layer's queries, keys and values; none without layers. All layers have heads of
     /// the same width.
     pub fn heads(&self) -> Option<&Heads> {
         self.product(self.layers.first()?.qkv)?.heads.as_ref()
@@ -433,7 +433,7 @@ impl OperatorGraph {
         }
         all
     }
-    /// Classes that its head tells apart; 0 without a class head.
+    /// How many classes its head tells apart; 0 without a classification head.
     pub fn labels(&self) -> u32 {
         self.classes.as_ref().map_or(0, |classes| classes.labels)
     }
@@ -447,8 +447,8 @@ impl OperatorGraph {
             self.attention(layer.attention).map(|attention| (layer.attention, attention))
         })
     }
-    /// What an operation reads that it may overwrite, as one element it makes takes the place of one that it
-    /// has read: (the tensor that is read, the one that is written).
+    /// What an operation reads that it may overwrite, as each element that it computes takes the place of one
+    /// that it has read: (the tensor that is read, the one that is written).
     pub(crate) fn in_place(&self, op: &Operation, of: &[Tensor]) -> Option<(TensorId, TensorId)> {
         let at = self.get(op.kind.operator()?)?.operate().in_place()?;
         let (read, made) = (op.reads.get(at)?, op.writes.first()?);
@@ -496,11 +496,11 @@ impl OperatorGraph {
         self.values.get(product.output.0 as usize).map_or(0, |value| value.layer)
     }
 
-    /// Whether values, operators and weights fit together: each reads what others made before, and has as
-    /// many columns as its rule says.
+    /// Checks that values, operators and weights fit together: each operator reads what others computed
+    /// before, and its result has as many columns as its rule says.
     ///
     /// # Errors
-    /// In words: which does not, and why.
+    /// The operator that does not fit, and the reason, for people.
     pub fn check(&self) -> Result<(), String> {
         let mut made = vec![false; self.values.len()];
         for input in &self.inputs {

@@ -11,21 +11,21 @@ use galaxy_model::Formats;
 use smallvec::SmallVec;
 use std::{borrow::Cow, ops::Range};
 
-/// Pieces are cut between so many columns: what a kernel takes at a time.
+/// The multiple of columns at which pieces are cut: what a kernel takes at a time.
 const CUT: u32 = 2 * WeightFormat::PANEL;
-/// Matrices of a piece begin at multiples of so many bytes: a line of cache.
+/// The multiple of bytes at which matrices of a piece begin: a cache line.
 pub const RUN_ALIGNMENT: u64 = 64;
 /// Bytes of the checksum behind each piece.
 const CHECKSUM: u64 = 4;
 
-/// One of them.
+/// A piece: columns of one product, which are read from disk together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Of which product.
+    /// The product that it is of.
     pub operator: OperatorId,
-    /// The columns of the product that it makes.
+    /// The columns of the product that it computes.
     pub columns: Span<Column>,
-    /// What of the model's matrices is in it.
+    /// The slices of the model's matrices that are in it.
     pub slices: Vec<WeightSlice>,
     /// The matrices in which these are held: queries, keys and values may be in several formats.
     pub runs: SmallVec<[Run; 1]>,
@@ -33,7 +33,7 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// Each of these matrices with the bytes of a piece that it has, one behind another.
+/// Each run of a piece with the bytes that it has in there, one behind another.
 fn places(runs: &[Run]) -> impl Iterator<Item = (&Run, Range<u64>)> {
     let mut end = 0u64;
     runs.iter().map(move |run| {
@@ -55,12 +55,12 @@ impl Piece {
         Self { operator, columns, slices, runs, bytes }
     }
 
-    /// Its matrices, and which of its bytes each has.
+    /// Its runs, each with the bytes of the piece that it has.
     pub fn places(&self) -> impl Iterator<Item = (&Run, Range<u64>)> {
         places(&self.runs)
     }
 
-    /// Bytes of its matrices, without what lies between them.
+    /// Bytes of its matrices, without padding between them.
     pub fn held(&self) -> u64 {
         self.runs.iter().map(Run::bytes).sum()
     }
@@ -71,9 +71,9 @@ impl Piece {
         (self.bytes + CHECKSUM).next_multiple_of(PIECE_ALIGNMENT)
     }
 
-    /// Its first so many bit planes, where it is stored plane by plane, the most significant first: as many
-    /// of its first bytes, and all that a request holds that selects no more of them. What has several
-    /// matrices, or values in blocks, is read whole.
+    /// The piece with its first `planes` bit planes only, where it is stored plane by plane, the most
+    /// significant first: these are its first bytes, and all that a request holds that selects no more planes. A
+    /// piece of several matrices, or of values in blocks, is read whole.
     pub fn first_planes(&self, planes: u32) -> Self {
         let bytes = match &self.runs[..] {
             [run] if run.format.block().is_none() => run.bytes_by(|inputs, outputs| {
@@ -141,8 +141,8 @@ pub fn of_device(graph: &OperatorGraph, formats: &Formats, device: &DevicePlan) 
     device.streaming.as_ref().map_or_else(Vec::new, pieces)
 }
 
-/// What a file of these pieces is of: two that are equal hold the same bytes, in the same formats. `fingerprint`
-/// is the model's.
+/// The identity of a file of these pieces: two that are equal hold the same bytes, in the same formats.
+/// `fingerprint` is the model's.
 pub fn identity(fingerprint: &str, pieces: &[Piece]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     let mut tell = |text: &str| {
@@ -151,7 +151,7 @@ pub fn identity(fingerprint: &str, pieces: &[Piece]) -> [u8; 32] {
     };
     tell(fingerprint);
     for Piece { operator, columns, slices, runs, bytes } in pieces {
-        // Other words only make a file foreign, and then it is written again.
+        // Another spelling only makes a file foreign, and then it is written again.
         tell(&format!("{operator:?} {columns:?} {slices:?} {runs:?} {bytes}"));
     }
     *hasher.finalize().as_bytes()

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 /// A resource of a device that runs one operation after another, in the order of its list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Lane {
-    /// The kernels.
+    /// The device's kernels.
     Compute,
     /// Copies between device memory and host memory, where they run beside the kernels (a GPU).
     Copy,
@@ -51,7 +51,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// What lies there, unless a tensor says something else.
+    /// The type of the elements there, unless a tensor says something else.
     pub fn element(self, wire: WireType) -> Element {
         match (self, wire) {
             (Self::Device, _) | (Self::Staging, WireType::F32) => Element::F32,
@@ -65,9 +65,9 @@ impl Memory {
 /// The type of each element of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Element {
-    /// 32-bit float.
+    /// A 32-bit float.
     F32,
-    /// IEEE 16-bit float.
+    /// An IEEE 16-bit float.
     F16,
     /// A whole number of 8 bits, with a scale for each 32 of a row ([`WireType::Q8`]).
     Q8,
@@ -76,7 +76,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of a row of so many.
+    /// Bytes of a row of so many values.
     pub const fn row(self, values: u64) -> u64 {
         match self {
             Self::F32 => WireType::F32.row(values),
@@ -87,25 +87,25 @@ impl Element {
     }
 }
 
-/// A value of the program: rows x columns, each element written exactly once.
+/// A value of the program, rows x columns, of which each element is written exactly once.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Tensor {
-    /// What it holds.
+    /// What the tensor holds.
     pub role: Role,
     /// Rows of the batch (or, for [`Role::Wanted`] and [`Role::Logits`], of the wanted rows) that it has room for.
     pub rows: Span<Row>,
     /// Values in a row.
     pub width: u32,
-    /// Where it lives.
+    /// The memory that it is in.
     pub memory: Memory,
-    /// What each of its elements is.
+    /// The type of its elements.
     pub element: Element,
-    /// Its bytes are the first of this slot.
+    /// The slot that it uses, from the slot's first byte on.
     pub slot: SlotId,
 }
 
 impl Tensor {
-    /// Bytes of all of it.
+    /// Bytes of the whole tensor.
     pub fn bytes(&self) -> u64 {
         u64::from(self.rows.len()) * self.element.row(self.width.into())
     }
@@ -126,8 +126,8 @@ pub enum Role {
     KeysValues,
     /// Attention's output before the output product.
     Context,
-    /// The inner rows of the MLP.
-    Inner,
+    /// Intermediate rows of the MLP.
+    Intermediate,
     /// Partial sums of a row-split product.
     Partial,
     /// Complete sums (AllReduce).
@@ -142,34 +142,35 @@ pub enum Role {
     SumTile,
     /// A tile of keys and values in wire format.
     KeysValuesTile,
-    /// A device's candidates for the next tokens of a batch: bytes, whose columns count as values in wire
-    /// format do.
+    /// A device's candidates for the next tokens of a batch: bytes, whose columns are counted as values in wire
+    /// format.
     Candidates,
     /// A piece of the shard: bytes, each a column.
     Weights,
-    /// What an operation works in: it is written, and nobody reads it afterwards.
+    /// What an operation works in: it is written, and not read afterwards.
     Workspace,
 }
 
 /// A piece of memory that tensors take in turns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Slot {
-    /// Where.
+    /// The memory that it is a part of.
     pub memory: Memory,
-    /// In the buffer of [`Memory::Stream`], from which byte on; slots there may overlap. Else 0.
+    /// The byte of the buffer of [`Memory::Stream`] at which it begins; slots there may overlap. 0 in other
+    /// memory.
     pub start: u64,
-    /// How much.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
 /// Rows x columns of a tensor. Rows count as the tensor's do (in rows of the batch).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Region {
-    /// Of which tensor.
+    /// The tensor that it is a part of.
     pub tensor: TensorId,
-    /// Which rows.
+    /// The range of its rows.
     pub rows: Span<Row>,
-    /// Which columns.
+    /// The range of its columns.
     pub columns: Span<Column>,
 }
 
@@ -178,11 +179,11 @@ pub struct Region {
 pub enum Block {
     /// Token and position embedding.
     Embedding,
-    /// Attention.
+    /// Attention of a layer.
     Attention,
-    /// MLP.
+    /// The MLP of a layer.
     Mlp,
-    /// Residual and norm between them.
+    /// Residual additions and norms between these.
     Connective,
     /// What stands on top of the layers.
     Head,
@@ -206,46 +207,44 @@ pub enum OpKind {
     /// Embeds rows: tokens or patches + positions + types, then the embedding norm if the model has one; or
     /// takes those of an input. Reads nothing; writes `Residual rows`.
     Embed(OperatorId),
-    /// An operator that is shared by rows alone: a norm, a window. Reads the rows that those it makes need;
-    /// writes rows, then `Workspace` if it needs any.
+    /// An operator that is shared by rows alone: a norm, a window. Reads the rows that its result needs; writes
+    /// rows, then `Workspace` if it needs any.
     Rows(OperatorId),
     /// A product with the device's share of the matrices of an operator. Reads [rows x in], then
     /// [rows x out] to be added, if any, then the `Weights` that make these columns, if they are not held;
     /// writes [rows x out]. It may make some of the share's columns alone.
     Product {
-        /// Which.
+        /// The product that it computes.
         operator: OperatorId,
-        /// What it is measured as.
+        /// The kernel that it is measured as.
         kernel: Kernel,
         /// The device's share.
         share: Span<Share>,
     },
-    /// Attention of query rows. Reads [Qkv rows: queries], then [Qkv or KeysValues rows: keys and
-    /// values of this batch that they see], besides those of the past that the device keeps; writes
-    /// [Context rows].
+    /// Attention of query rows. Reads [Qkv rows: queries], then [Qkv or KeysValues rows: keys and values of this
+    /// batch that they see], besides cached rows; writes [Context rows].
     Attend {
-        /// Which.
+        /// The attention that it computes.
         operator: OperatorId,
         /// Query heads of the device.
         heads: Span<Head>,
         /// Key-value heads of the device.
         kv_heads: Span<Head>,
     },
-    /// Puts keys and values of kept segments behind those of their past. Reads [Qkv or KeysValues rows:
-    /// keys and values]; writes what no program has, the device's cache.
-    Keep {
-        /// Of which attention.
+    /// Puts keys and values of segments that are to be cached behind their cached rows. Reads [Qkv or KeysValues
+    /// rows: keys and values]; writes the device's KV cache, which is no tensor of the program.
+    AppendKv {
+        /// The attention whose keys and values these are.
         operator: OperatorId,
         /// Key-value heads of the device.
         kv_heads: Span<Head>,
     },
-    /// residual' = residual + bias + sum, where the sum is a partial region, a staged tile in wire
-    /// format, or both; `norm` on top: with a post-norm the residual itself is normed, otherwise a
-    /// second tensor takes the normed rows.
-    /// Reads `Residual`, then `Partial or Sum` if `partial`, then `SumTile` if `staged`;
+    /// Computes residual' = residual + bias + sum, where the sum is a partial region, a staged tile in wire
+    /// format, or both; `norm` on top: with a post-norm the residual itself is normed, otherwise a second tensor
+    /// takes the normed rows. Reads `Residual`, then `Partial or Sum` if `partial`, then `SumTile` if `staged`;
     /// writes `Residual'`, then `Normed` if the norm is a pre-norm.
-    Join {
-        /// Which residual addition. Biases join here, once.
+    AddNorm {
+        /// The residual addition. Biases join here, once.
         add: OperatorId,
         /// The norm that follows at once.
         norm: OperatorId,
@@ -271,38 +270,37 @@ pub enum OpKind {
     Select,
     /// Sends a staged tile. Reads `tile`; writes nothing here.
     Send {
-        /// The edge: equal on both ends.
+        /// The number of the transfer: equal on both ends.
         transfer: u32,
-        /// Tile of its collective, for traces.
+        /// The tile's number in its collective, for traces.
         tile: u16,
     },
     /// Reads a piece of the shard from disk. Reads nothing here; writes `Weights`.
     Load {
-        /// Which (`galaxy_graph::pieces`).
+        /// The number of the piece, in the order of `galaxy_graph::pieces`.
         piece: u32,
     },
     /// Receives a staged tile. Reads nothing here; writes `tile`.
     Receive {
-        /// The edge: equal on both ends.
+        /// The number of the transfer: equal on both ends.
         transfer: u32,
-        /// Tile of its collective, for traces.
+        /// The tile's number in its collective, for traces.
         tile: u16,
     },
-    /// Names the likeliest next tokens of all segments of which a token is wanted
-    /// ([`BatchShape::choices`]), from the device's slice of the vocabulary and after penalties. Reads a
-    /// row of logits for each of them, in their order; writes one tile of candidates
-    /// ([`candidates_tile_bytes`]).
-    Shortlist {
-        /// That slice.
+    /// Finds the candidates for the next tokens of all segments of which a token is wanted
+    /// ([`BatchShape::choices`]), from the device's slice of the vocabulary and after penalties. Reads a row of
+    /// logits for each of them, in their order; writes one tile of candidates ([`candidates_tile_bytes`]).
+    TopK {
+        /// The device's slice of the vocabulary.
         tokens: Span<Token>,
     },
-    /// Adds the candidates of a device, in rank order, to what is known of the next token of these
-    /// segments. Reads a tile of candidates; writes nothing here.
-    Collect,
+    /// Adds the candidates of a device, in rank order, to what is known of the next tokens of these segments.
+    /// Reads a tile of candidates; writes nothing here.
+    GatherCandidates,
     /// Chooses the next token of each of these segments, as every other device does, from all candidates.
     /// Reads and writes nothing here.
-    Choose,
-    /// Hands rows to the coordinator. Of a token it reads nothing. Reads `rows`; the result is `outputs[output]`.
+    Sample,
+    /// Hands a result, `outputs[output]`, to the coordinator. Reads `rows`, or nothing if the result is a token.
     Emit {
         /// Index into [`Program::outputs`].
         output: u32,
@@ -310,15 +308,15 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    /// The operator that it is of; none of what only moves or chooses.
+    /// The operator that it computes; none of what only moves rows or chooses tokens.
     pub fn operator(&self) -> Option<OperatorId> {
         match *self {
             Self::Embed(operator)
             | Self::Rows(operator)
             | Self::Product { operator, .. }
             | Self::Attend { operator, .. }
-            | Self::Keep { operator, .. }
-            | Self::Join { add: operator, .. } => Some(operator),
+            | Self::AppendKv { operator, .. }
+            | Self::AddNorm { add: operator, .. } => Some(operator),
             _ => None,
         }
     }
@@ -327,9 +325,9 @@ impl OpKind {
 /// One result of a device, on its way to the coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Output {
-    /// Of which segment.
+    /// The segment that it belongs to.
     pub segment: u32,
-    /// What it is.
+    /// What the result is.
     pub kind: OutputKind,
 }
 
@@ -338,44 +336,44 @@ pub struct Output {
 pub enum OutputKind {
     /// Hidden states of these rows (counted within the segment): rows x hidden.
     Hidden {
-        /// Which rows of the segment.
+        /// The rows, counted within the segment.
         rows: Span<Row>,
     },
     /// Part of a pooled vector: 1 x hidden, over `rows` rows.
     Pooled {
-        /// How rows were reduced.
+        /// How the rows were reduced.
         reduce: Reduce,
-        /// Over how many rows.
+        /// How many rows were reduced.
         rows: u32,
     },
     /// The logits of the classes: 1 x labels. The engine runs the class head on the row it reads.
     Classes,
     /// Logits of a slice of the vocabulary: rows x slice.
     Logits {
-        /// Rows within the segment.
+        /// The rows, counted within the segment.
         rows: Span<Row>,
-        /// Which slice.
+        /// The slice of the vocabulary.
         vocabulary: Span<Token>,
     },
     /// The next token: 1 x [`TOKEN_VALUES`].
     Token,
 }
 
-/// Values of [`OutputKind::Token`]: the token, its log-probability, 1 where the candidates prove the
-/// choice or else 0, 1 where a device was asked to end the burst or else 0, how many of the likeliest follow, and
+/// Values of [`OutputKind::Token`]: the token, its log-probability, 1 where the candidates prove the choice or
+/// else 0, 1 where a device was asked to end the decode burst or else 0, how many of the likeliest follow, and
 /// these with their log-probabilities. All numbers are small enough for f32.
 pub const TOKEN_VALUES: u32 = 5 + 2 * MOST_LOGPROBS;
 
-/// Bytes of `count` candidates for one token: how many there are, with the highest bit where the burst is to
-/// end, the least score that is sure, two log-sum-exps of the whole slice, and of each candidate the token and
+/// Bytes of `count` candidates for one token: how many there are, with the highest bit where the decode burst is
+/// to end, the least score that is sure, two log-sum-exps of the whole slice, and of each candidate the token and
 /// its logit before and after penalties and temperature.
 pub fn candidates_bytes(count: u32) -> u64 {
     16 + 12 * u64::from(count)
 }
 
 /// Bytes of the tile of candidates for a batch, from a device with so many tokens of the vocabulary. The
-/// candidates for each choice of the batch follow one another, each as long as its own number of
-/// candidates says ([`candidates_bytes`]); what is left of the tile then is of no meaning.
+/// candidates for each choice of the batch follow one another, each as long as its own number of candidates says
+/// ([`candidates_bytes`]); the rest of the tile has no meaning.
 pub fn candidates_tile_bytes(shape: &BatchShape, tokens: u32) -> u64 {
     shape.choices().map(|(_, _, breadth)| candidates_bytes(breadth.of(tokens))).sum()
 }
@@ -393,28 +391,28 @@ impl Output {
     }
 }
 
-/// "Not before that lane has finished its first `count` operations."
+/// A wait: the operation does not start before that lane has finished its first `count` operations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Wait {
     /// Another lane of the same device.
     pub lane: LaneId,
-    /// How many of its operations.
+    /// How many of that lane's operations must have ended.
     pub count: u32,
 }
 
 /// Regions of an operation: mostly one or two, and then without memory of their own.
 pub type Regions = SmallVec<[Region; 2]>;
 
-/// An operation.
+/// An operation of a program, which runs on one lane.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Operation {
-    /// What it does.
+    /// What the operation does.
     pub kind: OpKind,
-    /// On which lane.
+    /// The lane that it runs on.
     pub lane: LaneId,
-    /// What it reads.
+    /// The regions that it reads, in the order that its kind gives.
     pub reads: Regions,
-    /// What it writes.
+    /// The regions that it writes, in the order that its kind gives.
     pub writes: Regions,
     /// What it waits for, besides the operation before it on its lane; at most one for each lane.
     pub waits: SmallVec<[Wait; 4]>,
@@ -422,37 +420,37 @@ pub struct Operation {
     pub takes: Bytes,
     /// Bytes of slots that are free after its end (last uses).
     pub gives: Bytes,
-    /// The block it belongs to,
+    /// The block that it belongs to.
     pub block: Block,
-    /// and the layer of that block.
+    /// The layer of that block.
     pub layer: u32,
 }
 
 /// What one device does for one batch shape.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Program {
-    /// Whose.
+    /// The rank of the device that runs it.
     pub rank: Rank,
-    /// Of which phase: what devices have of the model in it.
+    /// The phase that it is of, which says what devices have of the model.
     pub phase: Phase,
-    /// How tiles are written.
+    /// The wire format: the number type of activations on links.
     pub wire: WireType,
-    /// To what rows are rounded that are multiplied with weights in blocks.
+    /// What rows are rounded to that are multiplied with weights in blocks.
     pub activations: Activations,
-    /// Its values.
+    /// Its tensors, by their ids.
     pub tensors: Vec<Tensor>,
-    /// Their memory.
+    /// The slots in which its tensors are, by their ids.
     pub slots: Vec<Slot>,
     /// Its operations, in an order that respects every wait and every lane.
     pub operations: Vec<Operation>,
     /// Lanes that are used, and their operations in order.
     pub lanes: Vec<(Lane, Vec<OpId>)>,
-    /// Results.
+    /// The results that it hands to the coordinator.
     pub outputs: Vec<Output>,
 }
 
 impl Program {
-    /// An operation.
+    /// The operation of this id.
     pub fn operation(&self, id: OpId) -> &Operation {
         &self.operations[id.0 as usize]
     }
@@ -462,7 +460,7 @@ impl Program {
         let rows = embeds.flat_map(|op| &op.writes).map(|region| region.rows);
         rows.fold(Span::empty(), Span::hull)
     }
-    /// A tensor.
+    /// The tensor of this id.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0 as usize]
     }
@@ -471,7 +469,7 @@ impl Program {
         let element = self.tensor(region.tensor).element;
         u64::from(region.rows.len()) * element.row(region.columns.len().into())
     }
-    /// Bytes of all slots: what the program takes besides weights that stay.
+    /// Bytes of all slots in this memory: what the program takes there, besides weights that stay.
     pub fn slot_bytes(&self, memory: Memory) -> Bytes {
         let slots = self.slots.iter().filter(|s| s.memory == memory);
         match memory {
@@ -479,7 +477,7 @@ impl Program {
             Memory::Device | Memory::Staging => slots.map(|s| Bytes(s.bytes)).sum(),
         }
     }
-    /// What of the reads of an operation are weights from disk.
+    /// The region of weights from disk that an operation reads, if it reads one.
     pub fn weights(&self, op: &Operation) -> Option<Region> {
         let last = op.reads.last().copied();
         last.filter(|region| self.tensor(region.tensor).memory == Memory::Stream)
@@ -488,7 +486,7 @@ impl Program {
     pub fn operands(&self, op: &Operation) -> usize {
         op.reads.len() - usize::from(self.weights(op).is_some())
     }
-    /// The peers that it sends to and receives from.
+    /// The ranks that it sends to, and those that it receives from.
     pub fn peers(&self) -> (Vec<Rank>, Vec<Rank>) {
         let (mut to, mut from) = (Vec::new(), Vec::new());
         for (lane, _) in &self.lanes {

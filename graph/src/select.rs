@@ -5,7 +5,7 @@ use crate::{
     LowerError, Program,
     holdings::Cuts,
     links, lower,
-    operators::{Axes, Axis, Join, Operator, OperatorGraph, OperatorId, Side},
+    operators::{AddNorm, Axes, Axis, CutSide, Operator, OperatorGraph, OperatorId},
     pieces,
 };
 use galaxy_common::{BatchShape, Layout, Plan, Rank, Span, WeightFormat, plan::Phase};
@@ -16,28 +16,28 @@ use std::sync::Arc;
 /// How much of a model a request computes with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Selection {
-    /// The first so many layers; what stands on top of all follows them.
+    /// How many layers, from the first on; what stands on top of the layers follows the last of these.
     pub layers: u32,
-    /// The first so many query heads of each,
+    /// How many query heads of each layer, from the first on.
     pub heads: u32,
-    /// and inner columns of its MLP.
+    /// How many columns of the intermediate size of each MLP, from the first on.
     pub columns: u32,
 }
 
 impl Selection {
     /// All of a model.
     pub fn all(spec: &ModelSpec) -> Self {
-        Self { layers: spec.layers, heads: spec.heads, columns: spec.inner }
+        Self { layers: spec.layers, heads: spec.heads, columns: spec.intermediate }
     }
 
-    /// A model of so much.
+    /// The description of the selected part of a model.
     fn model(self, spec: &ModelSpec) -> ModelSpec {
         let Self { layers, heads, columns } = self;
         let kv_heads = heads / spec.group().max(1);
-        ModelSpec { layers, heads, kv_heads, inner: columns, ..spec.clone() }
+        ModelSpec { layers, heads, kv_heads, intermediate: columns, ..spec.clone() }
     }
 
-    /// What each device computes of so much.
+    /// The plan by which devices compute the selected part.
     fn plan(self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         let (layers, heads) = (Span::first(self.layers), Span::first(self.heads));
@@ -86,7 +86,7 @@ impl Selection {
 }
 
 impl OperatorGraph {
-    /// The graph of a part of the model, with the same ids: what is not selected stays, and nobody asks for it.
+    /// The graph of the selected part, with the same ids: what is not selected stays, and is not asked for.
     fn select(&self, spec: &ModelSpec, selection: Selection) -> Self {
         let mut graph = self.clone();
         let count = |axis: Axis, all: u32| match axis {
@@ -105,7 +105,7 @@ impl OperatorGraph {
                     *selected = cut.count;
                     let (inputs, outputs) = product.shape;
                     product.shape = match (cut.side, &product.heads) {
-                        (Side::Inputs, _) => (inputs / all * cut.count, outputs),
+                        (CutSide::Inputs, _) => (inputs / all * cut.count, outputs),
                         (_, Some(heads)) => (inputs, (cut.count + 2 * kv_heads) * heads.width),
                         (_, None) => (inputs, outputs / all * cut.count),
                     };
@@ -131,7 +131,7 @@ impl OperatorGraph {
         graph
     }
 
-    /// Puts what stands on top behind the first so many layers.
+    /// Puts what stands on top of the layers behind the first so many of them.
     fn end_after(&mut self, layers: usize, place: NormPlace) {
         let Some(&top) = self.layers.last() else { return };
         self.layers.truncate(layers);
@@ -140,7 +140,7 @@ impl OperatorGraph {
         if place == NormPlace::Pre {
             // The norm after the last layer of all follows this one instead of the next layer's.
             let norm = top.after_mlp.norm;
-            let after = Join { norm, ..last.after_mlp };
+            let after = AddNorm { norm, ..last.after_mlp };
             if last.after_attention == last.after_mlp {
                 last.after_attention = after;
             }
@@ -165,13 +165,13 @@ impl OperatorGraph {
 /// A part of a model under a plan, ready to be lowered.
 #[derive(Clone, Debug)]
 pub struct Selected {
-    /// The model of so much.
+    /// The description of the part.
     pub spec: ModelSpec,
-    /// What each device computes of it.
+    /// The plan by which devices compute the part.
     pub plan: Arc<Plan>,
-    /// Its operators, by the ids of the whole model's.
+    /// The operators of the part, by the ids of the whole model's.
     pub graph: Arc<OperatorGraph>,
-    /// All that devices hold.
+    /// The graph, formats and plan of the whole model, which devices hold.
     whole: (Arc<OperatorGraph>, Formats, Arc<Plan>),
 }
 
@@ -207,11 +207,11 @@ impl Selected {
     /// One program for each rank of the plan. Operations name shares of the whole model, by its ids.
     ///
     /// # Errors
-    /// As [`lower()`]; when rows are to be kept of fewer heads than devices keep.
+    /// As [`lower()`]; when rows are to be cached of fewer heads than devices cache.
     pub fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Vec<Program>, LowerError> {
         let (graph, formats, plan) = &self.whole;
         let heads = |graph: &OperatorGraph| graph.attentions().next().map(|(_, of)| of.heads);
-        let kept = shape.segments().iter().any(|segment| segment.kept);
+        let kept = shape.segments().iter().any(|segment| segment.cached);
         if kept && heads(graph) != heads(&self.graph) {
             let why = "devices keep keys and values of all their heads: select all heads";
             return Err(LowerError::Selection { why });

@@ -10,11 +10,11 @@ use galaxy_model::{Formats, ModelSpec};
 /// A device that may take part.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Its name.
+    /// The device's name.
     pub name: DeviceName,
     /// Bytes that it grants.
     pub budget: Bytes,
-    /// Kernel threads.
+    /// How many kernel threads it runs.
     pub threads: u16,
     /// Relative weight of work, above zero.
     pub share: f64,
@@ -26,7 +26,7 @@ pub enum ShareError {
     /// A share that weighs nothing.
     #[error("the share of device {device} is {share}; it must be a number above zero")]
     Share {
-        /// Whose.
+        /// The device of that share.
         device: DeviceName,
         /// What was given.
         share: f64,
@@ -36,29 +36,29 @@ pub enum ShareError {
         "strategy auto is planned from profiles of the devices, and shares say nothing of them: measure them with `galaxy profile`, or name another strategy"
     )]
     Auto,
-    /// A plan that does not hold.
+    /// The shares give a plan that is not valid.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// How a plan is made, besides by whom.
+/// All that a plan by shares needs to know besides its members.
 #[derive(Clone, Debug)]
-pub struct Terms<'a> {
+pub struct PlanOptions<'a> {
     /// Name of the model's directory.
     pub model: &'a str,
     /// The model's fingerprint.
     pub fingerprint: &'a str,
     /// The formats of its matrices as devices hold them.
     pub formats: &'a Formats,
-    /// How work is cut.
+    /// The strategy, which says how work is split.
     pub strategy: Strategy,
-    /// How activations travel.
+    /// The wire format of activations.
     pub wire: WireType,
-    /// Tiles of each device's rows.
+    /// How many tiles each device's rows are cut into.
     pub tiles: u16,
     /// Most rows of one program.
     pub max_rows: u32,
-    /// What is kept of texts that go on.
+    /// The size and number type of the KV cache.
     pub cache: Cache,
 }
 
@@ -71,8 +71,12 @@ pub struct Terms<'a> {
 /// [`Strategy::Pipeline`] layers follow the shares.
 ///
 /// # Errors
-/// When a share is not above zero, the strategy is [`Strategy::Auto`], or the plan is none.
-pub fn plan(spec: &ModelSpec, terms: &Terms<'_>, members: &[Member]) -> Result<Plan, ShareError> {
+/// When a share is not above zero, the strategy is [`Strategy::Auto`], or the plan is not valid.
+pub fn plan(
+    spec: &ModelSpec,
+    terms: &PlanOptions<'_>,
+    members: &[Member],
+) -> Result<Plan, ShareError> {
     for member in members {
         if !(member.share.is_finite() && member.share > 0.0) {
             return Err(ShareError::Share { device: member.name.clone(), share: member.share });

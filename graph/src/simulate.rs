@@ -42,12 +42,12 @@ pub struct Disk {
     pub each: f64,
 }
 
-/// By how many nanoseconds a byte of a tile delays the kernels of the two devices of a link.
+/// By how many nanoseconds each byte of a tile delays the kernels of the two devices of a link.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ByteCost {
-    /// Of the sender.
+    /// Nanoseconds per byte at the sender.
     pub send: f64,
-    /// Of the receiver.
+    /// Nanoseconds per byte at the receiver.
     pub receive: f64,
 }
 
@@ -65,7 +65,7 @@ pub trait Costs {
     fn disk(&self, _rank: Rank) -> Option<Disk> {
         None
     }
-    /// What bytes cost the kernels.
+    /// What bytes of a link cost the kernels at its two ends.
     fn byte_cost(&self, _from: Rank, _to: Rank) -> ByteCost {
         ByteCost::default()
     }
@@ -78,19 +78,19 @@ pub const FRAME_OVERHEAD: f64 = 1514.0 / 1448.0 * (16_384.0 + 22.0) / 16_384.0;
 /// A predicted run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Predicted {
-    /// For each rank, begin and end of each operation.
+    /// For each rank, begin and end of each operation, in nanoseconds.
     pub times: Vec<Vec<Times>>,
-    /// End of the last operation.
+    /// The end of the last operation, in nanoseconds.
     pub total: u64,
 }
 
-/// Programs that stop for ever.
+/// The error of programs that never end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the programs stop: {left} operations never start, the first is {site}")]
 pub struct Deadlock {
-    /// One that never starts.
+    /// An operation that never starts.
     pub site: Site,
-    /// How many never start.
+    /// How many operations never start.
     pub left: usize,
 }
 
@@ -126,7 +126,7 @@ pub fn simulate(programs: &[Program], costs: &dyn Costs) -> Result<Predicted, De
     Ok(Predicted { times, total })
 }
 
-/// A run in virtual time. Programs, and so devices, go by their place in the list.
+/// A run in virtual time. Programs, and so devices, are numbered by their place in the list.
 struct Run<'a> {
     programs: &'a [Program],
     costs: &'a dyn Costs,
@@ -190,8 +190,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Queues the next operation of a lane if it can start; else the first lane that it waits for
-    /// knows of it.
+    /// Queues the next operation of a lane if it can start; otherwise the first lane that it waits
+    /// for will wake it.
     fn consider(&mut self, rank: usize, lane: usize) {
         if self.queued[rank][lane] {
             return;
@@ -221,7 +221,7 @@ impl<'a> Run<'a> {
             }
             waits
         });
-        // Who waits for more of the same lane has come meanwhile.
+        // Lanes that wait for more of the same lane have come meanwhile.
         self.blocked[rank][lane].append(&mut blocked);
     }
 
@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// When a piece is there whose load begins now. Loaders share the disk.
+    /// When the piece of a load that begins now is there. Loaders share the disk.
     fn load(&mut self, begin: u64, rank: usize, op: &Operation) -> u64 {
         let program = &self.programs[rank];
         let Some(disk) = self.costs.disk(program.rank) else {
@@ -325,14 +325,14 @@ struct Link {
     cost: ByteCost,
     /// The interfaces of sender and receiver.
     cables: (Option<Cable>, Option<Cable>),
-    /// Device and lane of either end.
+    /// Device and lane of the sender; `receiver`: those of the receiver.
     sender: Option<(usize, usize)>,
     receiver: Option<(usize, usize)>,
     arrived: Vec<(u64, u64)>,
     received: Vec<u64>,
-    /// Frames before this one must have been received before the next may begin,
+    /// How many frames must have been received before the next may begin.
     must: usize,
-    /// and the bytes of those from it on.
+    /// Bytes of the frames after those, which may still be on their way.
     flying: u64,
     /// When the link's bucket was last empty.
     empty: u64,
@@ -391,15 +391,15 @@ impl Link {
     }
 }
 
-/// From when on an operation costs.
+/// From when on the time of an operation counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counted {
-    /// From when it could have begun (the one before it on its lane, and all that it waits for,
-    /// were over): what it takes to wake a lane and to count an operation as done is in it. So the
+    /// From when it could have begun (the one before it on its lane, and all that it waits for, were
+    /// over): the time to wake a lane and to count an operation as done is in it. With such costs the
     /// simulator predicts this device.
     FromReady,
-    /// From its begin: the work alone. So the simulator tells what a device that loses nothing
-    /// between its operations would reach.
+    /// From its begin: the work alone. With such costs the simulator tells what a device would reach
+    /// that loses nothing between its operations.
     Work,
 }
 
@@ -412,8 +412,8 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Nothing seen yet. Each device, by rank, has one cable to a switch; what it sends is as late as
-    /// its cable says, and as fast as the slower of the two cables on its way.
+    /// Costs without anything seen yet. Each device, by rank, has one cable to a switch; what it
+    /// sends is as late as its cable says, and as fast as the slower of the two cables on its way.
     pub fn new(cables: Vec<LinkRate>) -> Self {
         Self { seen: HashMap::new(), cables }
     }
@@ -451,7 +451,7 @@ fn key(program: &Program, op: &Operation) -> Option<((Rank, u64), u32)> {
     match op.kind {
         OpKind::Send { .. } | OpKind::Receive { .. } => return None,
         OpKind::Product { kernel, .. } => kernel.hash(&mut hasher),
-        OpKind::Join { partial, staged, .. } => (partial, staged).hash(&mut hasher),
+        OpKind::AddNorm { partial, staged, .. } => (partial, staged).hash(&mut hasher),
         OpKind::Export { staged } => staged.hash(&mut hasher),
         _ => {}
     }

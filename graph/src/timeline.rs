@@ -8,13 +8,13 @@ pub type Times = (u64, u64);
 /// How a lane spent its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneUse {
-    /// Which lane.
+    /// The lane whose time it is.
     pub lane: Lane,
     /// Nanoseconds in operations.
     pub busy: u64,
     /// Nanoseconds between operations, from the first to the last of the program.
     pub idle: u64,
-    /// Of the compute lane's idle time: what ended because a receive did.
+    /// Nanoseconds of the compute lane's idle time that ended because a receive did; 0 of other lanes.
     pub awaiting_receive: u64,
 }
 
@@ -25,8 +25,8 @@ pub fn span(times: &[Times]) -> Times {
     (begin, end)
 }
 
-/// How each lane of `program` spent its time. Times may be a device's word: what no clock shows gives
-/// sums that mean nothing, and no more.
+/// How each lane of `program` spent its time. Times may be reported by a device: impossible ones give
+/// sums that mean nothing, and do no other harm.
 pub fn lane_use(program: &Program, times: &[Times]) -> Vec<LaneUse> {
     let mut lanes = no_use(program);
     add_lane_use(program, times, &mut lanes);
@@ -58,13 +58,13 @@ pub fn add_lane_use(program: &Program, times: &[Times], lanes: &mut [LaneUse]) {
     }
 }
 
-/// Each operation of the compute lane, in order: how long it took, and how long the lane was idle
-/// before it until something was received.
+/// Calls `each` with each operation of the compute lane, in order: how long it took, and how long the
+/// lane was idle before it until something was received, both in nanoseconds.
 pub fn each_compute(program: &Program, times: &[Times], each: impl FnMut(OpId, u64, u64)) {
     each_of_lane(program, times, (0, span(times).0), receives, each);
 }
 
-/// How long the compute lane was idle until weights had come from disk.
+/// How many nanoseconds the compute lane was idle until weights had come from disk.
 pub fn stalled(program: &Program, times: &[Times]) -> u64 {
     let loads = |lane: Lane| matches!(lane, Lane::Load(_));
     let mut stalled = 0u64;

@@ -24,11 +24,11 @@ use std::fmt;
 /// One operation of one device, for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
-    /// Whose program.
+    /// The rank of the device whose program it is.
     pub rank: Rank,
-    /// Which operation.
+    /// The operation's id.
     pub op: OpId,
-    /// What it does.
+    /// What the operation does.
     pub what: String,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Site {
 /// What is wrong with a set of programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
-    /// The plan is none.
+    /// The plan is not valid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// Not one program for each rank, or ids that point nowhere.
@@ -50,11 +50,11 @@ pub enum VerifyError {
     /// A send without its receive, or a receive without its send.
     #[error("{site} has no counterpart on the link from rank {from} to rank {to}")]
     Unmatched {
-        /// The lonely end.
+        /// The end without a counterpart.
         site: Site,
-        /// Sender.
+        /// The rank that sends.
         from: Rank,
-        /// Receiver.
+        /// The rank that receives.
         to: Rank,
     },
     /// Two ends of a link that disagree.
@@ -64,15 +64,15 @@ pub enum VerifyError {
         send: Site,
         /// The receiving end.
         receive: Site,
-        /// In what they differ.
+        /// How they differ.
         why: String,
     },
     /// Operations that wait for each other.
     #[error("{} operations wait for each other, among them {site}", count)]
     Cycle {
-        /// One of them.
+        /// One of these operations.
         site: Site,
-        /// How many cannot start.
+        /// How many operations cannot start.
         count: usize,
     },
     /// An element that is written twice.
@@ -80,19 +80,19 @@ pub enum VerifyError {
     DoubleWrite {
         /// The second writer.
         site: Site,
-        /// Which tensor.
+        /// The tensor that is written.
         tensor: u32,
-        /// Which rows.
+        /// The rows that are written again.
         rows: galaxy_common::Span<galaxy_common::Row>,
     },
     /// An element that is read but not (yet) written.
     #[error("{site} reads rows {rows:?} of tensor {tensor}, not all of which are written by then")]
     UncoveredRead {
-        /// The reader.
+        /// The operation that reads.
         site: Site,
-        /// Which tensor.
+        /// The tensor that is read.
         tensor: u32,
-        /// Which rows.
+        /// The rows that it reads.
         rows: galaxy_common::Span<galaxy_common::Row>,
     },
     /// Memory that is used again while its former content may still be in use.
@@ -100,79 +100,79 @@ pub enum VerifyError {
     Reuse {
         /// The new writer.
         site: Site,
-        /// Which slot.
+        /// The slot that is used again.
         slot: u32,
-        /// The former user.
+        /// The operation that used it before.
         former: Site,
     },
-    /// Fewer rows or columns are read than what is made needs, or others.
+    /// An operation reads fewer rows or columns than its result needs, or others.
     #[error("{site} reads too little at {at}: it needs {needed}")]
     Reach {
-        /// The reader.
+        /// The operation that reads.
         site: Site,
-        /// Which of what it reads.
+        /// The place of the region among those that it reads.
         at: usize,
-        /// What it needs.
+        /// The rows or columns that it needs.
         needed: String,
     },
-    /// A tensor that is read or written as another type than it is of.
+    /// A tensor that is read or written as another element type than its own.
     #[error("{site} takes tensor {tensor} for {want:?}, and it is {have:?}")]
     Element {
-        /// The reader or writer.
+        /// The operation that reads or writes.
         site: Site,
-        /// Which tensor.
+        /// The tensor's number.
         tensor: u32,
-        /// What the tensor says.
+        /// The tensor's element type.
         have: Element,
-        /// What the operation takes it for.
+        /// The element type that the operation takes it for.
         want: Element,
     },
-    /// An operation that has too little to work in.
+    /// An operation whose workspace is too small.
     #[error("{site} works in {needs} bytes, and has {has}")]
     Workspace {
-        /// Which.
+        /// The operation with that workspace.
         site: Site,
-        /// What it has.
+        /// Bytes that it has.
         has: u64,
-        /// What it needs.
+        /// Bytes that it needs.
         needs: u64,
     },
     /// A tensor larger than its slot.
     #[error("rank {rank}: tensor {tensor} does not fit slot {slot}")]
     Slot {
-        /// Whose.
+        /// The rank of the device whose program it is.
         rank: Rank,
-        /// Which tensor.
+        /// The tensor's number.
         tensor: u32,
-        /// Which slot.
+        /// The slot's number.
         slot: u32,
     },
     /// A value of the wrong stage, or a sum that lacks a part or has one twice.
     #[error("{site} reads {have}, and needs {want}")]
     Content {
-        /// The reader.
+        /// The operation that reads.
         site: Site,
-        /// What it reads.
+        /// What it reads, for people.
         have: String,
-        /// What it needs.
+        /// What it needs, for people.
         want: String,
     },
     /// Results that do not make up what was wanted.
     #[error("the results of text {segment} are not complete: {why}")]
     Results {
-        /// Of which segment.
+        /// The segment of these results.
         segment: usize,
         /// What is missing or given twice.
         why: String,
     },
-    /// A device asked for more than it grants.
+    /// A device is asked for more memory than it grants.
     #[error("the plan needs {needs} on device {device}, which grants {grants}: {} are missing; raise its memory, lower max_rows, or give it a smaller share", Bytes(needs.0 - grants.0))]
     Budget {
-        /// Whose.
+        /// The device that grants too little.
         device: DeviceName,
-        /// Bytes needed.
+        /// Bytes that the plan needs there.
         needs: Bytes,
-        /// Bytes granted.
+        /// Bytes that the device grants.
         grants: Bytes,
     },
 }

@@ -10,11 +10,11 @@ pub(crate) use encode::{encode, encodes, round};
 use galaxy_common::{WeightBlock, WeightFormat};
 use half::f16;
 
-/// Most values of a block.
+/// The most values that a block of any format has.
 pub(crate) const MOST_VALUES: usize = 256;
-/// Most bytes of a header.
+/// The most bytes that the header of a block has, whatever its format.
 pub const MOST_HEADER: usize = 18;
-/// Values that are read together.
+/// Values of a group: they are decoded together.
 const GROUP: usize = WeightBlock::GROUP as usize;
 
 /// The values that the codes of IQ4 stand for.
@@ -23,7 +23,7 @@ pub const NOT_LINEAR: [i8; 16] =
 /// Twice the values that the codes of MXFP4 stand for.
 pub const FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The scale of MXFP4 for values of [`FLOATS`]: 2^(e - 128), and half of the smallest normal number below that.
+/// The scale of MXFP4 for values of [`FLOATS`]: 2^(e - 128), which is a subnormal number where e is 0 or 1.
 pub const fn exponent(e: u8) -> f32 {
     match e {
         0..=1 => f32::from_bits(0x0020_0000 << e),
@@ -31,7 +31,7 @@ pub const fn exponent(e: u8) -> f32 {
     }
 }
 
-/// The values of whole blocks. Bytes that make no whole block are left out; of a format without blocks, all.
+/// Decodes whole blocks to f32. Bytes that fill no whole block are left out; of a format without blocks, all are.
 pub(crate) fn decode(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
     let Some(block) = format.block() else { return };
     let (values, size) = (block.values as usize, block.bytes as usize);
@@ -44,7 +44,7 @@ pub(crate) fn decode(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The values of a group of a block.
+/// Decodes one group of a block, given its header and its codes.
 fn decode_group(
     format: WeightFormat,
     header: &[u8; MOST_HEADER],
@@ -93,8 +93,8 @@ fn decode_group(
     }
 }
 
-/// The codes of a group of 32 values where a file has two of 4 bits in each byte: the low halves are those of the first
-/// 16 values. None of formats that have them in another order.
+/// The bytes that hold the codes of a group of 32 values, where a file has two codes of 4 bits in each byte: the low
+/// halves are the codes of the first 16 values. `None` for formats that store their codes otherwise.
 pub fn pairs(format: WeightFormat, block: &[u8], group: usize) -> Option<&[u8]> {
     match format {
         WeightFormat::Q4_0 | WeightFormat::Iq4Nl => Some(&block[2..18]),
@@ -105,7 +105,7 @@ pub fn pairs(format: WeightFormat, block: &[u8], group: usize) -> Option<&[u8]> 
     }
 }
 
-/// The codes of a group of 32 values of a block: numbers of 4, 5, 6 or 8 bits, the last with 128 added.
+/// The codes of a group of 32 values of a block: numbers of 4, 5, 6 or 8 bits, those of 8 bits with 128 added.
 pub fn codes(format: WeightFormat, block: &[u8], group: usize) -> [u8; GROUP] {
     let mut codes = [0; GROUP];
     if let Some(pairs) = pairs(format, block, group) {
@@ -152,7 +152,7 @@ pub fn codes(format: WeightFormat, block: &[u8], group: usize) -> [u8; GROUP] {
     codes
 }
 
-/// Low halves of all bytes, then high ones.
+/// Unpacks codes of 4 bits: the low halves of all bytes, then the high halves.
 fn halves(bytes: &[u8], codes: &mut [u8; GROUP]) {
     let (low, high) = codes.split_at_mut(GROUP / 2);
     for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
@@ -168,7 +168,7 @@ fn fifths(bytes: &[u8], codes: &mut [u8; GROUP]) {
     }
 }
 
-/// The header of a block: its scales and minima, those of 16 bits first. They are as the file has them, but the
+/// The header of a block: its scales and minima, those of 16 bits first. They are as the file has them, except the
 /// scales of `IQ4_XS`, which become signed bytes.
 pub fn header(format: WeightFormat, block: &[u8]) -> [u8; MOST_HEADER] {
     let mut header = [0; MOST_HEADER];

@@ -12,31 +12,31 @@ use std::{
 /// The largest file that is read: templates have some kilobytes, and a list of all special tokens some
 /// hundred.
 const MAX_BYTES: u64 = 16 << 20;
-/// Templates of `additional_chat_templates` that are read.
+/// How many templates of `additional_chat_templates` are read at most.
 const MAX_TEMPLATES: usize = 64;
 /// The special tokens that every tokenizer may have.
 const STANDARD: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// How a model wants its chats written.
+/// The chat templates of a model, and the special tokens that they may name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ChatFiles {
-    /// Its templates by name; none where the model has no chats, and one called `default` where it has one.
+    /// The model's templates by name: empty where it has no chats. A model with a single template calls it `default`.
     pub templates: BTreeMap<String, ChatTemplate>,
-    /// The texts of its special tokens, by the names that templates call them, like `bos_token`.
+    /// The texts of the model's special tokens, by the names that templates call them, like `bos_token`.
     pub tokens: BTreeMap<String, String>,
 }
 
 /// A chat template, which is Jinja, and the file in which it stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChatTemplate {
-    /// The file.
+    /// The file that the template was read from.
     pub path: PathBuf,
-    /// The template.
+    /// The template itself, in Jinja.
     pub text: String,
 }
 
-/// Templates as JSON files have them.
+/// Chat templates in the two forms that JSON files have them in: a single text, or a list of named ones.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Templates {
@@ -79,7 +79,7 @@ impl ChatFiles {
     }
 }
 
-/// The templates that have files of their own.
+/// The templates that are files of their own.
 fn own_files(directory: &Path) -> Result<BTreeMap<String, ChatTemplate>, ModelError> {
     let mut templates = BTreeMap::new();
     let extra = directory.join("additional_chat_templates");
@@ -165,7 +165,7 @@ fn special_tokens(
     tokens
 }
 
-/// A token's text; files have it as such, or as an object with its text and how it is found in others.
+/// A token's text. Files have it as a string, or as an object with the text and how the token is found in texts.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }

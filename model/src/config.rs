@@ -1,4 +1,5 @@
-//! `config.json` read field by field: each is checked where it is read.
+//! Reads the fields of `config.json`, and of other JSON files: each value is checked where it is
+//! read.
 
 use crate::{error::ModelError, recognise};
 use serde::{
@@ -8,7 +9,8 @@ use serde::{
 use serde_json::{Map, Value};
 use std::{collections::HashSet, fmt, path::Path};
 
-/// An object of a JSON file, with the path for messages. `null` is the same as absent.
+/// An object of a JSON file, with the path of the file for messages. A field that is `null` counts
+/// as absent.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     pub(crate) path: &'a Path,
@@ -47,7 +49,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The value of the first of these names that is there.
+    /// The first of these names that the object has, and its value.
     pub(crate) fn get(&self, names: &[&'static str]) -> Option<(&'static str, &'a Value)> {
         #[cfg(test)]
         read::note(names);
@@ -56,7 +58,7 @@ impl<'a> Fields<'a> {
             .find_map(|&n| self.object.get(n).filter(|v| !v.is_null()).map(|value| (n, value)))
     }
 
-    /// A count in 1..=limit.
+    /// A count in 1..=limit, under the first of these names that is there.
     pub(crate) fn count(&self, names: &[&'static str], limit: u32) -> Result<u32, ModelError> {
         self.count_or_none(names, limit)?.ok_or_else(|| self.wrong(names[0], "is missing"))
     }
@@ -97,7 +99,7 @@ impl<'a> Fields<'a> {
         .ok_or_else(|| self.wrong(name, format!("must be one or two numbers of 1 to {limit}")))
     }
 
-    /// A positive, finite number.
+    /// A positive, finite number, if it is there.
     pub(crate) fn positive_or_none(
         &self,
         names: &[&'static str],
@@ -118,7 +120,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether a field of this name is there, be it null.
+    /// Whether a field of this name is there, even if it is null.
     pub(crate) fn names(&self, name: &str) -> bool {
         self.object.contains_key(name)
     }
@@ -178,10 +180,10 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads a JSON file, and says of what Python writes and JSON has not what it is.
+/// Parses a JSON file. Python's NaN and Infinity, and comments, are refused by name.
 ///
 /// # Errors
-/// When it is no JSON, or not of this form.
+/// When the file is no JSON, or not of the form of `T`.
 pub(crate) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ModelError> {
     recognise::stand_in(path, bytes)?;
     serde_json::from_slice(bytes).map_err(|source| {
@@ -202,7 +204,7 @@ pub(crate) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T,
     })
 }
 
-/// The fields of a JSON object that stand in it twice: the last of each is what counts.
+/// The fields that stand twice in a JSON object; parsers read the last of each.
 pub(crate) fn doubled(text: &[u8]) -> Vec<String> {
     serde_json::from_slice(text).map(|Doubled(names)| names).unwrap_or_default()
 }
@@ -232,7 +234,7 @@ impl<'de> Deserialize<'de> for Doubled {
     }
 }
 
-/// A value for a message: hostile files do not get to fill logs.
+/// A value shortened for a message, so that hostile files cannot fill logs.
 pub(crate) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -241,7 +243,7 @@ pub(crate) fn short(value: &Value) -> String {
     }
 }
 
-/// Which fields the code of a test has asked for.
+/// Notes which fields were asked for, for tests.
 #[cfg(test)]
 pub(crate) mod read {
     use std::{cell::RefCell, collections::BTreeSet};
@@ -254,7 +256,7 @@ pub(crate) mod read {
         NAMES.with_borrow_mut(|known| known.extend(names));
     }
 
-    /// Those since this was called last.
+    /// The fields that were asked for since this was called last.
     pub(crate) fn take() -> BTreeSet<&'static str> {
         NAMES.take()
     }

@@ -7,10 +7,10 @@ use crate::{
     family::{self, Described, Family},
     fields::{self, Warning},
     formats::Formats,
-    gguf::{self, View},
+    gguf::{self, CheckpointView},
     heads,
     manifest::Manifest,
-    matrix::{MatrixSource, Storage, in_pairs, widen},
+    matrix::{MatrixSource, Storage, interleaved_rows, widen},
     quantise::{Quantisation, named_fingerprint, of_fingerprint},
     recognise, sentence,
     spec::*,
@@ -24,37 +24,37 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// An opened Hugging Face directory.
+/// An opened model: a Hugging Face directory, a GGUF file, or a model that arrives in pieces.
 ///
-/// Holds its files open and their headers in memory; contents are read when they are asked for.
-/// Shared by reference between threads: reads are positioned.
+/// Holds its files open and their headers in memory; tensors are read when they are asked for. Can be shared between
+/// threads: reads are positioned.
 pub struct ModelDir {
-    /// Where the model's own files are,
+    /// The directory of the model's own files: config, weights, tokenizer.
     path: PathBuf,
-    /// and where it was opened: not the same where sentence-transformers put it into a directory of its own.
+    /// The directory that was opened; sentence-transformers may put the model's own files into one inside it.
     root: PathBuf,
     name: String,
     spec: ModelSpec,
     family: &'static Family,
     prefix: &'static str,
-    /// What the table of words is called: of a tied head, the head's name where only that is there.
+    /// The name of the token embedding table: of a tied head, the head's name where only that tensor is there.
     words: &'static str,
     fingerprint: String,
     formats: Formats,
-    /// To what matrices are rounded as they are read.
+    /// To how many bits matrices are rounded as they are read, if they are.
     quantisation: Option<Quantisation>,
     store: Store,
-    /// Keeps the small files of a model that has none of its own, at `path`.
-    view: Option<View>,
+    /// Keeps the small files that were written for a GGUF file, at `path`, until the model is dropped.
+    view: Option<CheckpointView>,
     warnings: Vec<Warning>,
-    /// Where the tables of words and of positions lie, once rows of them were read.
+    /// The token embedding table and the position table, each looked up when rows of it are first read.
     tables: [OnceLock<(String, u32, Run)>; 2],
 }
 
-/// Bytes of a table that are read without memory of their own: a row or a few.
+/// The most bytes of table rows that are read into a buffer on the stack.
 const FEW_BYTES: usize = 16 << 10;
 
-/// Where a vector lies: a run of values of a tensor.
+/// A run of values of a tensor: a vector, or one row of a table.
 pub(crate) struct Run {
     name: String,
     shard: usize,
@@ -62,12 +62,12 @@ pub(crate) struct Run {
     offset: u64,
     pub(crate) count: u32,
     paired: u64,
-    /// What rows of a table are rounded to as they are read.
+    /// The format to which rows of a table are rounded as they are read, if they are.
     rounded: Option<WeightFormat>,
 }
 
 impl Run {
-    /// Bytes of so many values.
+    /// Bytes that so many values take in the file.
     fn bytes(&self, values: u32) -> u64 {
         self.format.bytes(1, values.into())
     }
@@ -122,14 +122,14 @@ impl ModelDir {
         Ok(model)
     }
 
-    /// Opens a GGUF file, with all its parts where it is one of several. Reads heads only.
+    /// Opens a GGUF file, with all its parts where the model is split over several. Reads headers only.
     ///
     /// # Errors
-    /// As [`ModelDir::open`].
+    /// As for [`ModelDir::open`].
     pub(crate) fn open_gguf(file: &Path) -> Result<Self, ModelError> {
         let mut parts = gguf::parts(file)?;
         gguf::read_divisors(&mut parts)?;
-        let view = View::write(&parts[0].2, file)?;
+        let view = CheckpointView::write(&parts[0].2, file)?;
         let unknown = parts[0].2.unknown();
         let store = Store::of_gguf(parts)?;
         let bytes = read_bounded(&view.path().join("config.json"), MAX_JSON_BYTES)?;
@@ -138,7 +138,7 @@ impl ModelDir {
         hasher.update(&bytes);
         store.digest(&mut hasher)?;
         let fingerprint = hasher.finalize().to_hex().to_string();
-        // For messages: as if the config stood in the file.
+        // For messages, the config counts as part of the GGUF file.
         let model = Self::assemble(file, base_name(file), fingerprint, &bytes, store)?;
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
@@ -152,11 +152,11 @@ impl ModelDir {
         Ok(model)
     }
 
-    /// Opens a model whose `data` arrives in pieces. Nothing of it need be there: who reads waits
-    /// for it. `path` is for messages.
+    /// Opens a model whose `data` arrives in pieces. Nothing of it need be there yet: reads wait for what they need.
+    /// `path` is for messages.
     ///
     /// # Errors
-    /// As [`ModelDir::open`], and [`ModelError::Manifest`] for a manifest that does not fit its own config.
+    /// As for [`ModelDir::open`], and [`ModelError::Manifest`] for a manifest that does not fit its own config.
     pub fn arriving(
         manifest: &Manifest,
         path: &Path,
@@ -172,7 +172,7 @@ impl ModelDir {
         model.checked()
     }
 
-    /// What a manifest says of its model, without any data.
+    /// The model that a manifest describes, without any data.
     pub(crate) fn outline(manifest: &Manifest, path: &Path) -> Result<Self, ModelError> {
         let store = Store::outline(path, manifest.tensors())?;
         let name = manifest.name().to_owned();
@@ -180,7 +180,7 @@ impl ModelDir {
         Self::assemble(path, name, fingerprint, manifest.config(), store)
     }
 
-    /// Reads the config, and finds out how tensors are called.
+    /// Reads the config, and finds out under which prefix the tensors are named.
     fn assemble(
         path: &Path,
         name: String,
@@ -192,14 +192,14 @@ impl ModelDir {
         let value = config::parse(&config_path, config)?;
         let config = Fields::new(&config_path, &value)?;
         let Described { family, mut spec, mut warnings } = family::read(&config)?;
-        // Such files have the weights themselves.
+        // GGUF files store the weights of norms whole.
         spec.norms_from_one &= !store.is_of_gguf();
         let first = match spec.patches {
             Some(_) => family.names.position,
             None => family.names.word,
         };
-        // The first table says what all names begin with, or a matrix of the first layer where there is
-        // no table.
+        // The embedding table decides which prefix all names have, or a matrix of the first layer where there is no
+        // table.
         let found = |name: &str| {
             let mut prefixes = family.prefixes.iter().copied();
             prefixes.find(|prefix| store.has(&full(prefix, name, 0, ".weight")))
@@ -208,7 +208,7 @@ impl ModelDir {
             let tensor = full("", first, 0, ".weight");
             ModelError::MissingTensor { path: path.to_owned(), tensor }
         })?;
-        let top = heads::settle(&store, family, prefix, &mut spec)?;
+        let top = heads::match_head(&store, family, prefix, &mut spec)?;
         warnings.extend(top.warning.map(|text| Warning { path: config_path.clone(), text }));
         let (path, root) = (path.to_owned(), path.to_owned());
         let tables = [OnceLock::new(), OnceLock::new()];
@@ -230,7 +230,7 @@ impl ModelDir {
         })
     }
 
-    /// Looks whether everything that the spec needs is there, and finds out its type.
+    /// Checks that every tensor that the spec needs is there, and notes in which format each is.
     pub(crate) fn checked(self) -> Result<Self, ModelError> {
         if self.spec.patches.is_none() {
             self.table(Table::Word)?;
@@ -258,10 +258,10 @@ impl ModelDir {
         Ok(Self { formats, ..self })
     }
 
-    /// The same model, for devices that compute with such activations.
+    /// The same model, for devices that compute with these activations.
     ///
     /// # Errors
-    /// When they are to be rounded to 8 bits, and no matrix is such that this would do anything.
+    /// When activations are to have 8 bits, and no matrix is in blocks of few bits.
     pub fn with_activations(mut self, activations: Activations) -> Result<Self, ModelError> {
         if activations == Activations::A8 && !self.formats.has_blocks() {
             return Err(ModelError::NoBlocks { name: self.name });
@@ -270,7 +270,7 @@ impl ModelDir {
         Ok(self)
     }
 
-    /// Base name of the directory.
+    /// The base name of what was opened; of an arriving model, the name in its manifest.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -278,54 +278,54 @@ impl ModelDir {
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// The directory that was opened: that of a sentence-transformers model may hold the model's own.
+    /// The directory that was opened. A sentence-transformers model may have its own files in a directory inside it.
     pub fn root(&self) -> &Path {
         &self.root
     }
-    /// What was opened: the directory, or the GGUF file.
+    /// What was opened: the directory or the GGUF file.
     pub fn opened(&self) -> &Path {
         self.view.as_ref().map_or(&self.root, |view| view.file())
     }
-    /// What the model is made of.
+    /// The description of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
-    /// Digest of the config, of all tensors' names, types, shapes and places, and of a sample of
-    /// their contents: tells models apart, and does not prove that every byte is the same.
+    /// A digest of the config, of all tensors' names, types, shapes and places, and of a sample of their contents. It
+    /// tells models apart, and does not prove that every byte is the same.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
-    /// [`ModelDir::fingerprint`] of its files, whatever its matrices are rounded to.
+    /// The [`ModelDir::fingerprint`] of the files alone, whatever the matrices are rounded to.
     pub fn files_fingerprint(&self) -> &str {
         of_fingerprint(&self.fingerprint).0
     }
-    /// To what its matrices are rounded as they are read.
+    /// To how many bits matrices are rounded as they are read, if they are.
     pub fn quantisation(&self) -> Option<Quantisation> {
         self.quantisation
     }
-    /// Adds to what [`ModelDir::warnings`] says.
+    /// Adds a warning to [`ModelDir::warnings`].
     pub(crate) fn warn(&mut self, warning: Warning) {
         self.warnings.push(warning);
     }
-    /// Has matrices rounded from now on. Its formats are to be looked at again.
+    /// Rounds matrices from now on. The formats are out of date until `checked` has run again.
     pub(crate) fn round_to(&mut self, to: Quantisation) {
         self.fingerprint = named_fingerprint(&self.fingerprint, to);
         (self.quantisation, self.tables) = (Some(to), [OnceLock::new(), OnceLock::new()]);
     }
-    /// What its files say that may not do here what their author meant.
+    /// Warnings about what the files say and this build ignores or reads otherwise.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
-    /// How each of its matrices is stored.
+    /// The format of each matrix, and the activations that devices compute with.
     pub fn formats(&self) -> &Formats {
         &self.formats
     }
-    /// How most of it is stored: for names and messages.
+    /// The format that most of the weights have, for names and messages.
     pub fn format(&self) -> WeightFormat {
         self.formats.most()
     }
 
-    /// A matrix, to read parts of.
+    /// A matrix of the model, from which parts can be read.
     ///
     /// # Errors
     /// When the model has no such matrix.
@@ -357,7 +357,7 @@ impl ModelDir {
             Storage::InputRows => [stored_inputs, stored_outputs],
         };
         let name = self.full(pattern, layer, ".weight");
-        // A square of pixels stands as the convolution that it is.
+        // The patch projection is stored as a convolution.
         let square = self.spec.patches.filter(|_| which == Matrix::Patch);
         let square = square.map(|p| [outputs, p.channels, p.size, p.size].map(u64::from));
         let stored = square.as_ref().map_or(&shape[..], |square| &square[..]);
@@ -387,7 +387,7 @@ impl ModelDir {
         })
     }
 
-    /// The matrices that stand in one tensor with this one, in order: it alone where it has its own.
+    /// The matrices that share a tensor with this one, itself included, in their order in the tensor.
     fn beside(&self, which: Matrix) -> Vec<Matrix> {
         let names = &self.family.names;
         match which {
@@ -401,12 +401,12 @@ impl ModelDir {
         }
     }
 
-    /// Outputs of such a tensor.
+    /// Outputs of the tensor that holds this matrix.
     fn stored(&self, which: Matrix) -> u64 {
         self.beside(which).into_iter().map(|one| u64::from(self.outputs(one))).sum()
     }
 
-    /// Outputs of it before those of this matrix.
+    /// Outputs of that tensor before those of this matrix.
     fn before(&self, which: Matrix) -> u64 {
         let all = self.beside(which).into_iter();
         all.take_while(|one| *one != which).map(|one| u64::from(self.outputs(one))).sum()
@@ -416,7 +416,7 @@ impl ModelDir {
         which.shape(&self.spec).map_or(0, |(_, outputs)| outputs)
     }
 
-    /// A whole vector, widened to f32.
+    /// Reads a whole vector, widened to f32.
     ///
     /// # Errors
     /// When the model has no such vector, or the file cannot be read.
@@ -431,7 +431,7 @@ impl ModelDir {
             for head in out.chunks_exact_mut(width) {
                 let pairs = head.to_vec();
                 for (at, value) in (0..).zip(head) {
-                    *value = pairs[in_pairs(at, width as u64) as usize];
+                    *value = pairs[interleaved_rows(at, width as u64) as usize];
                 }
             }
         }
@@ -441,10 +441,10 @@ impl ModelDir {
         Ok(out)
     }
 
-    /// Reads rows of a table, widened to f32; rows that follow one another in one go.
+    /// Reads rows of a table, widened to f32. Rows that follow one another are read in one go.
     ///
     /// # Shapes
-    /// `out`: `[ids.len(), hidden]`.
+    /// `out` is `[ids.len(), hidden]`, row-major.
     ///
     /// # Errors
     /// When there is no such table or row, `out` has another size, or the file cannot be read.
@@ -472,7 +472,7 @@ impl ModelDir {
             return Err(ModelError::Row { tensor: name(), id, rows });
         }
         let row_bytes = run.bytes(run.count) as usize;
-        // One row at least, and otherwise the bound that matrices keep.
+        // At least one row, and otherwise at most 4 MiB.
         let most = ((4 << 20) / row_bytes).max(1);
         let (mut few, mut many) = ([0; FEW_BYTES], Vec::new());
         let mut done = 0;
@@ -499,15 +499,15 @@ impl ModelDir {
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
-    /// The name of the tensor that a vector is in.
+    /// The name of the tensor that holds a vector.
     pub(crate) fn vector_name(&self, which: Vector) -> Result<String, ModelError> {
         self.run(which).map(|run| run.name)
     }
-    /// Bytes of a tensor.
+    /// Bytes that a tensor takes in the file.
     pub(crate) fn tensor_bytes(&self, name: &str) -> Result<u64, ModelError> {
         self.store.listed(name).map(|(tensor, _)| tensor.bytes)
     }
-    /// A tensor as a manifest lists it.
+    /// A tensor's name, type and shape, as a manifest lists them.
     pub(crate) fn listed(&self, name: &str) -> Result<Listed, ModelError> {
         self.store.listed(name).map(|(_, listed)| listed)
     }
@@ -528,7 +528,7 @@ impl ModelDir {
         };
         let name = self.full(pattern, 0, ".weight");
         let count = self.spec.hidden;
-        // A tensor that is no module's has a batch of one before its rows.
+        // A tensor that is no module's weight has a batch of one before its rows.
         let shape = [1, rows.into(), count.into()];
         let bare = usize::from(!pattern.ends_with('!'));
         let (tensor, format) = self.store.tensor(&name, &shape[bare..])?;
@@ -566,7 +566,7 @@ impl ModelDir {
             FinalNorm => (names.final_norm, 0, weight),
             FinalNormBias => (names.final_norm, 0, bias),
             TokenTypes => (names.token_type, 0, weight),
-            Distances => (names.distances, 0, weight),
+            RelativeBias => (names.relative_bias, 0, weight),
             ClassDenseBias => (names.class_dense, 0, bias),
             ClassNorm => (names.class_norm, 0, weight),
             ClassNormBias => (names.class_norm, 0, bias),
@@ -587,7 +587,7 @@ impl ModelDir {
                 (vec![types.into(), (count / types).into()], 0)
             }
             (ClassRow, _) => (vec![1, 1, count.into()], 0),
-            (Distances, _) => {
+            (RelativeBias, _) => {
                 let heads = self.spec.heads;
                 (vec![(count / heads).into(), heads.into()], 0)
             }
@@ -610,7 +610,7 @@ impl ModelDir {
     }
 }
 
-/// A tensor's name: prefix, pattern with the layer, ending.
+/// A tensor's full name: the prefix, the pattern with the layer's number, and the ending.
 pub(crate) fn full(prefix: &str, pattern: &str, layer: u32, ending: &str) -> String {
     let (prefix, pattern) = match pattern.strip_prefix('/') {
         Some(rest) => ("", rest),

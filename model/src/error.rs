@@ -1,310 +1,311 @@
-//! What can be wrong with a model directory, or with a question about it.
+//! The errors of model directories, and of questions about them.
 
 use crate::{quantise::Quantisation, store::OF_GGUF};
 use galaxy_common::WeightFormat;
 use std::{io, path::PathBuf};
 
-/// Why a model cannot be opened or read. [`ModelError::is_caller`] tells whose fault it is; a
-/// retry helps only for [`ModelError::Io`].
+/// Why a model cannot be opened or read. [`ModelError::is_caller`] tells whose fault it is; a retry
+/// can help only for [`ModelError::Io`].
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file system refused.
+    /// A file cannot be read or written.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// Which file.
+        /// The file that was accessed.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Activations of 8 bits, where no weights are multiplied with such.
+    /// Activations of 8 bits are asked for, and no matrix of the model is in blocks of few bits.
     #[error(
         "activations = \"a8\" would change nothing: {name} has no weights in blocks of few bits; leave it out, or take a model that has some, as a GGUF file of Q8_0 or Q4_K"
     )]
     NoBlocks {
-        /// The model.
+        /// The name of the model.
         name: String,
     },
-    /// A GGUF file of something that is not computed here.
+    /// A GGUF file asks for something that this build does not support.
     #[error("{path}: {why}")]
     Gguf {
-        /// Which file.
+        /// The GGUF file that was read.
         path: PathBuf,
-        /// What.
+        /// A sentence about what is not supported.
         why: String,
     },
-    /// A model that no GGUF file is written of.
+    /// The model cannot be written as a GGUF file.
     #[error("no GGUF file is written of {path}: {why}")]
     Unwritten {
-        /// Which model.
+        /// The directory or file of the model.
         path: PathBuf,
-        /// Why not, and what to do.
+        /// A sentence about why not, and what to do.
         why: String,
     },
-    /// Matrices that are to be rounded, and are in few bits already.
+    /// The matrices are to be rounded, and some are in blocks of few bits already.
     #[error(
         "{path} has {have} already, and only matrices of 16 or 32 bits are rounded: run it as it is, without a format for its weights"
     )]
     FewBits {
-        /// Which model.
+        /// The directory or file of the model.
         path: PathBuf,
-        /// What, and in which format.
+        /// The name of the first such tensor, and its format.
         have: String,
     },
-    /// Matrices that are to be rounded, of which none has rows of whole blocks.
+    /// The matrices are to be rounded, and none of them has rows that blocks fit into.
     #[error(
         "{path} cannot be rounded to {to}: no matrix of it has a number of inputs that is a multiple of 32"
     )]
     NoneFit {
-        /// Which model.
+        /// The directory or file of the model.
         path: PathBuf,
-        /// To what.
+        /// The number of bits that was asked for.
         to: Quantisation,
     },
-    /// Data of a model that is not there, and does not come.
+    /// A part of the model's data is not there, and does not arrive.
     #[error("a part of the model in {path} is not there: {why}")]
     Absent {
-        /// Where it should lie.
+        /// The path that the arriving model was opened with.
         path: PathBuf,
-        /// Why it does not come.
+        /// A sentence about why it does not arrive.
         why: String,
     },
-    /// A manifest that is none, or of another model.
+    /// The manifest cannot be read, or belongs to another model.
     #[error("the manifest of the model is damaged: {why}; do both ends have the same version?")]
     Manifest {
-        /// What is wrong.
+        /// A sentence about what is wrong with it.
         why: String,
     },
-    /// A piece of a directory that is not what the manifest says.
+    /// A piece of the model's files is not what its manifest says.
     #[error(
         "{path}: piece {piece}, of the tensor {tensor:?}, is not what the manifest of the model says: the file was changed or damaged; copy it again, or take it away"
     )]
     Piece {
-        /// Which file.
+        /// The file that holds the piece.
         path: PathBuf,
-        /// Which piece.
+        /// The number of the piece.
         piece: u32,
-        /// Of which tensor.
+        /// The tensor that the piece belongs to.
         tensor: String,
     },
-    /// No model lies there.
+    /// A file of the model is missing.
     #[error(
         "{path} holds no {wanted}: give a Hugging Face directory with config.json and model.safetensors (or model.safetensors.index.json and its shards)"
     )]
     NotThere {
         /// Where it was looked for.
         path: PathBuf,
-        /// The file that is missing.
+        /// What was looked for, mostly the name of a file.
         wanted: String,
     },
-    /// Something else than what was expected, and it is known what.
+    /// Something else lies where a model was expected, and it is known what.
     #[error("{path} is {found}: {remedy}")]
     Another {
-        /// Which file or directory.
+        /// The file or directory that was looked at.
         path: PathBuf,
-        /// What it is.
+        /// What it is, as the end of a sentence.
         found: String,
-        /// What to do.
+        /// A sentence about what to do.
         remedy: String,
     },
-    /// A file above the bound that we read into memory.
+    /// A file is larger than what is read into memory.
     #[error("{path} has {bytes} bytes, above the limit of {limit} for such a file")]
     TooLarge {
-        /// Which file.
+        /// The file that is too large.
         path: PathBuf,
-        /// Its length.
+        /// The length of the file in bytes.
         bytes: u64,
-        /// What is allowed.
+        /// The most bytes that such a file may have.
         limit: u64,
     },
-    /// Not the JSON that it should be.
+    /// A file is not valid JSON, or not of the expected form.
     #[error("{path} is not valid: {source}")]
     Json {
-        /// Which file.
+        /// The file that should be JSON.
         path: PathBuf,
-        /// Where and why.
+        /// The parser's error, with line and column.
         source: serde_json::Error,
     },
-    /// A field that is missing, of a wrong type, or beyond what makes sense.
+    /// A field is missing, has a wrong type, or a value out of range.
     #[error("{path}: field {field:?} {problem}")]
     Field {
-        /// Which file.
+        /// The file that the field belongs to.
         path: PathBuf,
-        /// Which field.
+        /// The name of the field.
         field: String,
-        /// What is wrong, as the end of the sentence.
+        /// What is wrong, as the end of a sentence that begins with the field's name.
         problem: String,
     },
-    /// A name that this build does not know.
+    /// A file names something that this build does not know.
     #[error("{path}: {what} {found:?} is unknown; known are {known}")]
     Unknown {
-        /// Which file.
+        /// The file that has the name.
         path: PathBuf,
-        /// What kind of name.
+        /// The kind of thing that is named, for example "tokenizer class".
         what: &'static str,
-        /// The name.
+        /// The name that was found.
         found: String,
-        /// Those that are known.
+        /// The known names, separated by commas.
         known: String,
     },
-    /// A setting that this build does not carry out.
+    /// A setting has a value that this build does not support.
     #[error("{path}: {field} = {value} is not supported: {remedy}")]
     Unsupported {
-        /// Which file.
+        /// The file that has the setting.
         path: PathBuf,
-        /// Which field.
+        /// The name of the setting.
         field: &'static str,
-        /// Its value.
+        /// The value of the setting, shortened for the message.
         value: String,
-        /// What to do.
+        /// What to do, or which values are supported.
         remedy: &'static str,
     },
-    /// A safetensors header that cannot be right.
+    /// The header of a file of weights is damaged.
     #[error("{path} is damaged: {problem}; fetch it again")]
     Header {
-        /// Which file.
+        /// The file of weights.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect that was found.
         problem: HeaderProblem,
     },
-    /// A tensor that ends beyond its file.
+    /// A tensor ends beyond the end of its file.
     #[error(
         "{path} is cut short: tensor {tensor:?} ends at byte {end} and the file has {have}; fetch it again"
     )]
     Truncated {
-        /// Which file.
+        /// The file of weights.
         path: PathBuf,
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// Where it ends.
+        /// Where the tensor ends, in bytes from the start of the file.
         end: u64,
-        /// Length of the file.
+        /// The length of the file in bytes.
         have: u64,
     },
-    /// A tensor that stands in two shards.
+    /// A tensor is stored in two shards.
     #[error("{path}: tensor {tensor:?} is in another shard too; fetch the model again")]
     Duplicate {
-        /// The second of them.
+        /// The second shard that has the tensor.
         path: PathBuf,
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
     },
-    /// A tensor that the spec needs, or that the index promises, and that is not there.
+    /// A tensor that the config needs, or that the index lists, is missing.
     #[error(
         "{path} has no tensor {tensor:?}, which its config needs: check that config and weights belong together"
     )]
     MissingTensor {
-        /// The file or directory that should hold it.
+        /// The file or directory that should hold the tensor.
         path: PathBuf,
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
     },
-    /// A tensor whose shape is not what the spec says.
+    /// A tensor has another shape than its config says.
     #[error("{path}: tensor {tensor:?} has shape {have:?}, and its config says {want:?}")]
     Shape {
-        /// Which file.
+        /// The file that holds the tensor.
         path: PathBuf,
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// By the config.
+        /// The shape that follows from the config.
         want: Vec<u64>,
-        /// By the header.
+        /// The shape in the header.
         have: Vec<u64>,
     },
-    /// A tensor whose values this build cannot read.
+    /// A tensor has values of a type that this build cannot read.
     #[error("{path}: tensor {tensor:?} holds {dtype} values; known are {}", known(dtype))]
     TensorType {
-        /// Which file.
+        /// The file that holds the tensor.
         path: PathBuf,
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// Its type by the header.
+        /// The tensor's type in the header.
         dtype: String,
     },
-    /// A shard whose name leads out of the directory.
+    /// The index names a shard that is not a plain file name beside it.
     #[error("{path} names the shard {shard:?}: a shard is a plain file name beside the index")]
     ShardName {
-        /// The index.
+        /// The index file.
         path: PathBuf,
-        /// The name.
+        /// The name of the shard.
         shard: String,
     },
-    /// A layer, matrix or vector that the model does not have.
+    /// The model lacks what was asked for: a matrix, a table, a piece or a head.
     #[error("the model has no {what}")]
     NotInModel {
-        /// What was asked for.
+        /// A description of what was asked for.
         what: String,
     },
-    /// A range beyond a matrix.
+    /// A range goes beyond a matrix.
     #[error("{what} {start}..{end} of tensor {tensor:?} are asked for, and it has {have}")]
     Range {
-        /// Which tensor.
+        /// The tensor of the matrix.
         tensor: String,
-        /// Inputs or outputs.
+        /// The side of the matrix that the range is of: "inputs" or "outputs".
         what: &'static str,
-        /// From.
+        /// The first index that was asked for.
         start: u32,
-        /// To.
+        /// The end of the range, exclusive.
         end: u32,
-        /// How many there are.
+        /// How many inputs or outputs the matrix has.
         have: u32,
     },
-    /// An area to write to that is smaller than what should be written.
+    /// A buffer is smaller or larger than the values that should be written to it.
     #[error("{need} values of {tensor:?} do not fit into an area of {have}")]
     Area {
-        /// Which tensor.
+        /// The tensor that was read.
         tensor: String,
-        /// Values that are needed, gaps included.
+        /// Values that are needed, gaps between rows included.
         need: u64,
-        /// Values that are there.
+        /// Values that the buffer has room for.
         have: u64,
     },
-    /// A row beyond a table.
+    /// A row goes beyond a table.
     #[error("row {id} of table {tensor:?} is asked for, and it has {rows}")]
     Row {
-        /// Which table.
+        /// The tensor of the table.
         tensor: String,
-        /// The row.
+        /// The row that was asked for.
         id: u32,
-        /// How many there are.
+        /// How many rows the table has.
         rows: u32,
     },
-    /// Raw values of another width than a tensor's.
+    /// Raw values are asked for of a width that the tensor does not have.
     #[error("tensor {tensor:?} holds {format} values, which have another width")]
     Width {
-        /// Which tensor.
+        /// The tensor that was read.
         tensor: String,
-        /// What it holds.
+        /// The format that the tensor has.
         format: WeightFormat,
     },
-    /// No tokenizer.
+    /// The model has no `tokenizer.json`.
     #[error("{path} has no tokenizer.json: {remedy}")]
     NoTokenizer {
         /// The model's directory.
         path: PathBuf,
-        /// What to do, by what other files there are.
+        /// A sentence about what to do, given the other files of the directory.
         remedy: String,
     },
-    /// A tokenizer that cannot be read, or text that it refuses.
+    /// A file of the tokenizer cannot be read, or the tokenizer refuses a text.
     #[error("tokenizer {path}: {problem}")]
     Tokenizer {
-        /// Its file.
+        /// The file that the problem is in.
         path: PathBuf,
-        /// What is wrong.
+        /// A sentence about what is wrong.
         problem: String,
     },
-    /// A limit that leaves no room for text.
+    /// A limit on tokens leaves no room for text.
     #[error(
         "a limit of {limit} tokens leaves no room beside {special} special tokens: raise it above {special}"
     )]
     TokenLimit {
-        /// The limit.
+        /// The most tokens that were allowed.
         limit: usize,
-        /// Special tokens that are always added.
+        /// How many special tokens are always added.
         special: usize,
     },
 }
 
-/// Types of values that are read from files of its kind: in GGUF files, from blocks, too.
+/// The names of the formats that can be read from files of the same kind: only GGUF files have
+/// blocks.
 fn known(dtype: &str) -> String {
     let read = |format: &WeightFormat| dtype.starts_with(OF_GGUF) || format.block().is_none();
     let names =
@@ -313,7 +314,7 @@ fn known(dtype: &str) -> String {
 }
 
 impl ModelError {
-    /// Whether the question was wrong, rather than the directory.
+    /// Whether the caller asked for something impossible, rather than the model being damaged.
     pub fn is_caller(&self) -> bool {
         matches!(
             self,
@@ -327,65 +328,65 @@ impl ModelError {
     }
 }
 
-/// What is wrong with a safetensors header.
+/// A defect in the header of a file of weights: safetensors or GGUF.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderProblem {
-    /// The head of a GGUF file.
+    /// The header of a GGUF file is not valid.
     #[error("its head is not valid: {text}")]
     Gguf {
-        /// Why.
+        /// A sentence about what is wrong.
         text: String,
     },
-    /// Fewer bytes than the length of a header has.
+    /// The file is shorter than the length field of a safetensors header.
     #[error("it has {have} bytes, and the length of the header alone takes 8")]
     Short {
-        /// Length of the file.
+        /// The length of the file in bytes.
         have: u64,
     },
-    /// A header longer than the file, or than any header.
+    /// The header claims to be longer than the file, or than the format allows.
     #[error("its header claims {bytes} bytes; the file allows {allowed}")]
     Length {
-        /// By its own word.
+        /// The length that the header claims, in bytes.
         bytes: u64,
-        /// What there is room for, at most the limit of the format.
+        /// The most bytes that the file and the format leave for a header.
         allowed: u64,
     },
-    /// Not the JSON of a header.
+    /// The header is not the JSON that it should be.
     #[error("its header is not valid: {text}")]
     Json {
-        /// Where and why.
+        /// The parser's message, with line and column.
         text: String,
     },
-    /// A tensor that stands twice.
+    /// A tensor is listed twice.
     #[error("tensor {tensor:?} is there twice")]
     Twice {
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
     },
-    /// A tensor that does not start where the one before it ends.
+    /// A tensor does not start where the one before it ends.
     #[error("tensor {tensor:?} starts at {start} where {expected} was expected")]
     Offsets {
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// Its start.
+        /// Where the tensor starts, in bytes from the start of the data.
         start: u64,
-        /// End of the one before it.
+        /// Where the tensor before it ends.
         expected: u64,
     },
-    /// A tensor whose bytes are not its shape times the width of its values.
+    /// A tensor's bytes are not its shape times the width of its values.
     #[error("tensor {tensor:?} has {have} bytes where its shape and type take {want}")]
     Size {
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// By shape and type.
+        /// The bytes that follow from shape and type.
         want: u64,
-        /// By its offsets.
+        /// The bytes between the tensor's offsets.
         have: u64,
     },
-    /// Offsets that run backwards, or a shape whose product is beyond any file.
+    /// A tensor's offsets run backwards, or its shape has more values than can be counted.
     #[error("tensor {tensor:?} has an impossible shape or impossible offsets")]
     Impossible {
-        /// Which tensor.
+        /// The name of the tensor.
         tensor: String,
     },
 }

@@ -1,9 +1,7 @@
-//! Families: for each, how fields of its config become a [`ModelSpec`], and how its tensors are
-//! called.
+//! The model families: for each, how the fields of its config become a [`ModelSpec`], and how its tensors are named.
 //!
-//! A family is a row of a table. `{}` in a name stands for the layer. Names lie below one of the
-//! family's prefixes (the one below which its first table is found), except those that begin with
-//! `/`.
+//! A family is a row of a table. `{}` in a tensor's name stands for the layer. Names lie below one of the family's
+//! prefixes (the one below which its first table is found), except those that begin with `/`.
 
 mod config;
 pub(crate) mod fields;
@@ -23,7 +21,7 @@ use crate::{
 };
 use table::FAMILIES;
 
-/// What an architecture puts on the layers.
+/// The kind of head that an architecture has on top of its layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Top {
     Hidden,
@@ -31,29 +29,29 @@ pub(crate) enum Top {
     Language,
 }
 
-/// One family.
+/// A model family: what its configs and checkpoints look like.
 pub(crate) struct Family {
-    /// `model_type` in its configs.
+    /// The `model_type` in its configs.
     pub(crate) model_type: &'static str,
     architectures: &'static [(&'static str, Top)],
     read: fn(&Fields<'_>, Top) -> Result<ModelSpec, ModelError>,
-    /// Tried in order.
+    /// The prefixes that tensor names may have, tried in this order.
     pub(crate) prefixes: &'static [&'static str],
-    /// Of the layers' products; heads are always `nn.Linear`.
+    /// How the matrices of layers are stored; heads are always stored as `nn.Linear` does.
     pub(crate) storage: Storage,
     pub(crate) names: Names,
 }
 
-/// Names of tensors without `.weight` and `.bias`, which those that end with `!` do not have; empty
-/// where a family has none. Where query, key and value have one name, they are one tensor, one below
-/// another; so are gate and up.
+/// The names of a family's tensors, without `.weight` and `.bias`; names that end with `!` have neither. A name is
+/// empty where the family has no such tensor. Where query, key and value have the same name, they are one tensor, one
+/// below another; so are gate and up.
 pub(crate) struct Names {
     pub(crate) word: &'static str,
     pub(crate) patch: &'static str,
     pub(crate) class_row: &'static str,
     pub(crate) position: &'static str,
     pub(crate) token_type: &'static str,
-    pub(crate) distances: &'static str,
+    pub(crate) relative_bias: &'static str,
     pub(crate) embedding_norm: &'static str,
     pub(crate) query: &'static str,
     pub(crate) key: &'static str,
@@ -75,15 +73,15 @@ pub(crate) struct Names {
     pub(crate) language_head: &'static str,
 }
 
-/// What a config describes.
+/// What a config describes: a family, and a model of it.
 pub(crate) struct Described {
     pub(crate) family: &'static Family,
     pub(crate) spec: ModelSpec,
-    /// Of fields that are not carried out.
+    /// Warnings about fields that are not supported.
     pub(crate) warnings: Vec<Warning>,
 }
 
-/// The family of a config, and the spec that it describes.
+/// Finds the family of a config, and reads the model that it describes.
 pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
     let architecture = match config.get(&["architectures"]) {
         None => None,
@@ -122,14 +120,14 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
         return Err(ModelError::Unsupported {
             path: config.path.to_owned(),
             field: "quantization_config",
-            // The method (GPTQ, AWQ, ...) says most.
+            // The method (GPTQ, AWQ, ...) is the most useful part.
             value: short(value.get("quant_method").unwrap_or(value)),
             remedy: "use a checkpoint in F32, F16 or BF16",
         });
     }
     let warnings = check(config, fields::tables(family.model_type))?;
     let spec = (family.read)(config, top)?;
-    // A base model has no head that one could miss.
+    // A base model has no head that could be missing.
     let with_head = architecture.filter(|name| top == Top::Hidden && !name.ends_with("Model"));
     let headless = with_head.map(|name| format!("the head of {name} is not carried out"));
     let spec = ModelSpec { family: family.model_type.to_owned(), headless, ..spec };

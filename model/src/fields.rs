@@ -1,5 +1,5 @@
-//! What is made of each field of a model's files: whether it is carried out, changes nothing here, or is
-//! refused where its value would change the result. A field that no table knows is named in a [`Warning`].
+//! How each field of a model's files is treated: it is read, changes nothing here, or is refused where its value would
+//! change the result. A field that no table knows is named in a [`Warning`].
 //!
 //! The tables stand beside the code that reads the file: of `config.json` in `family/`, of the others in
 //! `sentence`, `tokenizer`, `generation` and `image`.
@@ -17,30 +17,31 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is made of a field.
+/// How a field is treated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fate {
-    /// It is carried out, and whoever reads it refuses the values that are not.
+pub(crate) enum Treatment {
+    /// It is read, and the code that reads it refuses unsupported values.
     Read,
     /// It changes no result here, whatever its value is.
-    Needless,
-    /// It would change the result: only these values, written as JSON, are accepted, besides null.
+    Ignored,
+    /// It would change the result: only null and these values, written as JSON, are accepted. The second part is the
+    /// remedy in the error.
     Only(&'static [&'static str], &'static str),
-    /// It is an object, whose own fields are these.
+    /// It is an object with fields of its own, which are in these tables.
     Inside(&'static [Table]),
-    /// It is not carried out, which this warning says.
-    Said(&'static str),
+    /// It is not supported, which this warning says.
+    Warned(&'static str),
 }
 
-/// The fields that one file may have.
-pub(crate) type Table = &'static [(&'static str, Fate)];
+/// The fields that a file may have, by name.
+pub(crate) type Table = &'static [(&'static str, Treatment)];
 
-/// Something in a model's files that may not do what its author meant.
+/// Something in a model's files that may not do here what its author meant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Warning {
-    /// The file.
+    /// The file that it was found in.
     pub path: PathBuf,
-    /// What stands there, and what is made of it.
+    /// What was found, and what it does or does not do here.
     pub text: String,
 }
 
@@ -59,30 +60,30 @@ const FILES: &[(&str, &[Table])] = &[
     ("preprocessor_config.json", &[crate::image::FIELDS]),
 ];
 
-/// Names that are told of in one warning at most.
+/// The most names that a single warning lists.
 const MAX_NAMES: usize = 20;
 
-/// Holds a file's fields against the tables of it.
+/// Compares the fields of a file with its tables.
 ///
 /// # Errors
-/// When a field has a value that is not carried out.
+/// When a field has a value that is not supported.
 pub(crate) fn check(fields: &Fields<'_>, tables: &[Table]) -> Result<Vec<Warning>, ModelError> {
-    let mut found = Found::default();
+    let mut found = FieldFindings::default();
     found.look(fields, "", tables)?;
     let path = fields.path.to_owned();
     let said = found.said.into_iter().map(|text| Warning { path: path.clone(), text });
     Ok(said.chain(unknown_fields(fields.path, &found.unknown)).collect())
 }
 
-/// What is to be said of a file's fields.
+/// What a comparison found: unknown fields and warnings.
 #[derive(Default)]
-struct Found {
+struct FieldFindings {
     unknown: Vec<String>,
     said: Vec<String>,
 }
 
-impl Found {
-    /// `within` is the beginning of the names of fields inside others.
+impl FieldFindings {
+    /// Compares the fields of an object, and of the objects inside it. `within` is the prefix of nested names.
     fn look(
         &mut self,
         fields: &Fields<'_>,
@@ -93,20 +94,20 @@ impl Found {
             let known = tables.iter().flat_map(|table| table.iter()).find(|known| known.0 == name);
             match known {
                 None => self.unknown.push(format!("{within}{name}")),
-                Some((_, Fate::Read | Fate::Needless)) => {}
-                Some((field, Fate::Inside(tables))) => {
-                    // Whoever reads it says what else it may be.
+                Some((_, Treatment::Read | Treatment::Ignored)) => {}
+                Some((field, Treatment::Inside(tables))) => {
+                    // The code that reads the field decides what else it may be.
                     if value.is_object()
                         && let Some(inner) = fields.inner(&[field])?
                     {
                         self.look(&inner, &format!("{within}{name}."), tables)?;
                     }
                 }
-                Some((_, Fate::Said(text))) if !value.is_null() => {
+                Some((_, Treatment::Warned(text))) if !value.is_null() => {
                     self.said.push(format!("{within}{name} {text}"));
                 }
-                Some((_, Fate::Said(_))) => {}
-                Some((field, Fate::Only(values, remedy))) => {
+                Some((_, Treatment::Warned(_))) => {}
+                Some((field, Treatment::Only(values, remedy))) => {
                     if !accepted(value, values) {
                         return Err(ModelError::Unsupported {
                             path: fields.path.to_owned(),
@@ -122,9 +123,9 @@ impl Found {
     }
 }
 
-/// Names the fields that nothing is known of in the files of a directory besides `config.json`.
+/// Names the unknown fields in the files of a directory besides `config.json`.
 ///
-/// Values are left to whoever reads the file for what it says; so are files that are damaged.
+/// Values are left to the code that reads each file; so are damaged files.
 pub(crate) fn look_over(directory: &Path) -> Vec<Warning> {
     let mut warnings = Vec::new();
     for (name, tables) in FILES {
@@ -150,7 +151,7 @@ fn unknown_fields(path: &Path, names: &[String]) -> Option<Warning> {
     Some(Warning { path: path.to_owned(), text })
 }
 
-/// Some of these names for a message, and how many more there are.
+/// Some of these names, quoted for a message, and how many more there are.
 pub(crate) fn listed(names: &[String]) -> String {
     let quoted = names.iter().take(MAX_NAMES).map(|name| short(&Value::String(name.clone())));
     let quoted = quoted.collect::<Vec<_>>().join(", ");
@@ -160,12 +161,12 @@ pub(crate) fn listed(names: &[String]) -> String {
     }
 }
 
-/// Whether a value is null, or one of those that these JSON texts say.
+/// Whether a value is null, or equal to one of these JSON texts.
 pub(crate) fn accepted(value: &Value, values: &[&str]) -> bool {
     value.is_null() || values.iter().any(|&text| is(value, text))
 }
 
-/// Whether a value is what a JSON text says; numbers are compared as such.
+/// Whether a value equals a JSON text; numbers are compared by value.
 fn is(value: &Value, text: &str) -> bool {
     match (value.as_f64(), text.parse::<f64>()) {
         (Some(have), Ok(want)) => have == want,
@@ -178,13 +179,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    const INNER: Table = &[("scale", Fate::Only(&["1"], "only a scale of 1 is run"))];
+    const INNER: Table = &[("scale", Treatment::Only(&["1"], "only a scale of 1 is run"))];
     const TABLE: Table = &[
-        ("read", Fate::Read),
-        ("needless", Fate::Needless),
-        ("scale", Fate::Only(&["1", "false", "\"none\""], "only a scale of 1 is run")),
-        ("code", Fate::Said("is not run")),
-        ("inner", Fate::Inside(&[INNER])),
+        ("read", Treatment::Read),
+        ("needless", Treatment::Ignored),
+        ("scale", Treatment::Only(&["1", "false", "\"none\""], "only a scale of 1 is run")),
+        ("code", Treatment::Warned("is not run")),
+        ("inner", Treatment::Inside(&[INNER])),
     ];
 
     fn checked(value: &Value) -> Result<Vec<Warning>, ModelError> {

@@ -1,7 +1,7 @@
-//! Which files of a repository a model directory is made of, by their names.
+//! Which files of a repository belong to a model directory, by their names.
 //!
-//! Names come from the network and become paths, so only those of a closed alphabet are taken, and
-//! only those that something here or `transformers` reads. Never pickles, nor weights in other formats.
+//! Names come from the network and become paths, so only names of a closed alphabet are accepted, and only files that
+//! something here or `transformers` reads. Pickles and weights in other formats never belong.
 
 use crate::{error::ModelError, store::MAX_SHARDS};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use std::{
 
 /// The file that lists the modules of a sentence-transformers model.
 pub const MODULES: &str = "modules.json";
-/// What holds for a sentence-transformers model as a whole.
+/// The settings of a sentence-transformers model as a whole.
 pub(crate) const SENTENCE_CONFIG: &str = "config_sentence_transformers.json";
 /// The config of a model, and of each module that has one.
 pub const CONFIG: &str = "config.json";
@@ -20,10 +20,10 @@ pub const CONFIG: &str = "config.json";
 pub const WEIGHTS: &str = "model.safetensors";
 /// The file that lists the shards of weights that are in several files.
 pub const INDEX: &str = "model.safetensors.index.json";
-/// The tokenizer, complete.
+/// The whole tokenizer in one file.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// Files that belong to a model wherever they lie: in the directory of the model or of a module.
+/// Files that belong to a model wherever they lie: in its directory, or in that of a module.
 const PLAIN: [&str; 13] = [
     CONFIG,
     "generation_config.json",
@@ -39,8 +39,8 @@ const PLAIN: [&str; 13] = [
     SENTENCE_CONFIG,
     WEIGHTS,
 ];
-/// What sentence-transformers calls the config of its Transformer module. The name says which class wrote
-/// it first; the content is of the same kind.
+/// The names that sentence-transformers gives to the config of its Transformer module. The name depends on the class
+/// that wrote it; the content is of the same kind.
 pub(crate) const TRANSFORMER_CONFIGS: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -50,7 +50,7 @@ pub(crate) const TRANSFORMER_CONFIGS: [&str; 7] = [
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 ];
-/// What a `tokenizer.json` can be made of, where there is none.
+/// Files that `transformers` builds a tokenizer from where there is no `tokenizer.json`.
 const VOCABULARIES: [&str; 6] = [
     "vocab.txt",
     "vocab.json",
@@ -59,14 +59,14 @@ const VOCABULARIES: [&str; 6] = [
     "spiece.model",
     "sentencepiece.bpe.model",
 ];
-/// The directory of chat templates with a name.
+/// The directory of named chat templates.
 const TEMPLATES: &str = "additional_chat_templates";
-/// Names of files that hold weights in formats that are not read here.
+/// Endings of files with weights in formats that are not fetched.
 const OTHER_WEIGHTS: [&str; 10] =
     [".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".ckpt", ".npz"];
-/// More than any repository has in one directory; a name becomes part of a file name with others.
+/// The longest name that is accepted; it becomes part of a file name with others.
 const MAX_NAME: usize = 160;
-/// A pipeline has a handful of modules.
+/// The most modules that are accepted; a real pipeline has a handful.
 const MAX_MODULES: usize = 64;
 
 #[derive(Deserialize)]
@@ -80,19 +80,19 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Whether a name is a relative path of letters, digits, dots, underscores and hyphens, of which no
-/// part begins with a dot: below a directory it stays below it, on every file system.
+/// Whether a name is a relative path of letters, digits, dots, underscores and hyphens, of which no part begins with a
+/// dot. Joined to a directory, such a name stays inside it on every file system.
 pub fn is_plain(name: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.chars().all(known);
     name.len() <= MAX_NAME && name.split('/').all(part)
 }
 
-/// The directories of modules that the text of a `modules.json` names, in its order; `""` is the
-/// directory of the model. The first one has the transformer.
+/// The directories of the modules that a `modules.json` lists, in its order; `""` is the directory of the model itself.
+/// The first one has the transformer.
 ///
 /// # Errors
-/// When it is not a list of modules, or a directory lies outside.
+/// When the text is not a list of modules, or a directory lies outside the model's.
 pub fn modules(text: &[u8]) -> Result<Vec<String>, ModelError> {
     let path = || Path::new(MODULES).to_owned();
     let wrong =
@@ -116,10 +116,10 @@ pub fn modules(text: &[u8]) -> Result<Vec<String>, ModelError> {
     Ok(directories)
 }
 
-/// The files with weights that the text of a `model.safetensors.index.json` names.
+/// The files of weights that a `model.safetensors.index.json` lists.
 ///
 /// # Errors
-/// When it is not an index, or names what lies elsewhere.
+/// When the text is not an index, or names a file elsewhere.
 pub fn shards(text: &[u8]) -> Result<BTreeSet<String>, ModelError> {
     let path = || Path::new(INDEX).to_owned();
     let Index { weight_map } =
@@ -137,8 +137,8 @@ pub fn shards(text: &[u8]) -> Result<BTreeSet<String>, ModelError> {
     Ok(names)
 }
 
-/// The files of `directory`, one of [`modules`], that belong to the model, among `all` of the
-/// repository. Of weights in shards it is the index; [`shards`] says what else there is.
+/// The files of `directory`, which is one of [`modules`], that belong to the model, among `all` files of the
+/// repository. Of sharded weights only the index is among them; [`shards`] says what else there is.
 pub fn wanted(all: &BTreeSet<String>, directory: &str) -> Vec<String> {
     let has = |name: &str| all.contains(&inside(directory, name));
     let belongs = |name: &str| match name.split_once('/') {
@@ -157,20 +157,20 @@ pub fn wanted(all: &BTreeSet<String>, directory: &str) -> Vec<String> {
     all.iter().filter(take).cloned().collect()
 }
 
-/// The files of `directory` that hold weights in formats that are not read here.
+/// The files of `directory` that hold weights in formats that are not fetched.
 pub fn other_weights(all: &BTreeSet<String>, directory: &str) -> Vec<String> {
     let take = |name: &&String| {
         let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
         let adapter = file.starts_with("adapter_model.");
         let weights = OTHER_WEIGHTS.iter().any(|end| file.ends_with(end));
-        // Optimizers and arguments of a training run.
+        // Optimizers and arguments of a training run are not weights.
         let state = ["training_args.bin", "optimizer.pt", "scheduler.pt"].contains(&file);
         folder == directory && is_plain(name) && (adapter || weights && !state)
     };
     all.iter().filter(take).cloned().collect()
 }
 
-/// The name of a file in a directory of the repository.
+/// The path of a file in a directory of the repository.
 pub fn inside(directory: &str, file: &str) -> String {
     if directory.is_empty() { file.to_owned() } else { format!("{directory}/{file}") }
 }

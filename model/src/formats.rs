@@ -1,4 +1,4 @@
-//! In which format each matrix of a model is.
+//! The format of each matrix of a model.
 
 use crate::Matrix;
 use galaxy_common::{Activations, WeightFormat};
@@ -10,11 +10,11 @@ pub struct Formats {
     most: WeightFormat,
     vectors: WeightFormat,
     activations: Activations,
-    /// Of the matrices that are in another format than most.
+    /// The formats of the matrices that differ from `most`.
     others: Arc<BTreeMap<Matrix, WeightFormat>>,
 }
 
-/// The matrices of a layer.
+/// The matrices that each layer may have.
 const IN_LAYER: [fn(u32) -> Matrix; 7] = [
     Matrix::Query,
     Matrix::Key,
@@ -26,12 +26,12 @@ const IN_LAYER: [fn(u32) -> Matrix; 7] = [
 ];
 
 impl Formats {
-    /// One format for all matrices and vectors.
+    /// The same format for all matrices and vectors.
     pub fn all(format: WeightFormat) -> Self {
         Self { most: format, vectors: format, ..Self::default() }
     }
 
-    /// The same with another format for a matrix.
+    /// These formats, with another one for a matrix.
     #[must_use]
     pub fn with(mut self, matrix: Matrix, format: WeightFormat) -> Self {
         let others = Arc::make_mut(&mut self.others);
@@ -42,13 +42,13 @@ impl Formats {
         self
     }
 
-    /// The same with another format for vectors.
+    /// These formats, with another one for vectors.
     #[must_use]
     pub fn with_vectors(self, format: WeightFormat) -> Self {
         Self { vectors: format, ..self }
     }
 
-    /// The same, of devices that compute with such activations.
+    /// These formats, for devices that compute with such activations.
     #[must_use]
     pub fn with_activations(self, activations: Activations) -> Self {
         Self { activations, ..self }
@@ -59,12 +59,13 @@ impl Formats {
         self.activations
     }
 
-    /// Whether any matrix stands in blocks of few bits.
+    /// Whether any matrix is in blocks of few bits.
     pub fn has_blocks(&self) -> bool {
         self.others.values().chain([&self.most]).any(|format| format.block().is_some())
     }
 
-    /// The format in which devices hold a matrix, where nothing else speaks against it.
+    /// The format in which devices hold a matrix: its own, or f32 where it is in blocks and
+    /// activations are f32.
     pub fn held(&self, matrix: Matrix) -> WeightFormat {
         self.as_held(self.of(matrix))
     }
@@ -84,23 +85,23 @@ impl Formats {
         self.others.get(&matrix).copied().unwrap_or(self.most)
     }
 
-    /// The format of most of the model.
+    /// The format that most of the model has.
     pub fn most(&self) -> WeightFormat {
         self.most
     }
 
-    /// The one of those that devices hold of which a value takes most.
+    /// The format with the most bytes per value, of those in which devices hold matrices.
     pub fn widest(&self) -> WeightFormat {
         let all = self.others.values().chain([&self.most]).map(|format| self.as_held(*format));
         all.max_by_key(|format| format.bytes(1 << 8, 1)).unwrap_or(self.most)
     }
 
-    /// The format of its vectors. Devices hold them widened to f32, whatever it is.
+    /// The format of the vectors in the files. Devices hold them as f32 in any case.
     pub fn vectors(&self) -> WeightFormat {
         self.vectors
     }
 
-    /// The same with another format in the place of each.
+    /// These formats, each replaced by what `format` returns for it.
     #[must_use]
     pub fn map(&self, format: impl Fn(WeightFormat) -> WeightFormat) -> Self {
         let all = Self {
@@ -112,12 +113,12 @@ impl Formats {
         self.others.iter().fold(all, |all, (matrix, of)| all.with(*matrix, format(*of)))
     }
 
-    /// The formats of a model whose layers are these layers of it.
+    /// The formats of a model that consists of these layers of this one.
     #[must_use]
     pub fn of_layers(&self, layers: impl IntoIterator<Item = u32>) -> Self {
         let mut others = BTreeMap::new();
         if !self.others.is_empty() {
-            // What is of no layer stays.
+            // Matrices of no layer stay as they are.
             let elsewhere = |matrix: &Matrix| IN_LAYER.iter().all(|of| of(0) != matrix.at(|_| 0));
             let kept = self.others.iter().filter(|(matrix, _)| elsewhere(matrix));
             others.extend(kept.map(|(matrix, format)| (*matrix, *format)));
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!(exact.of(Matrix::LanguageHead), other);
         assert_eq!((exact.held(Matrix::LanguageHead), exact.widest()), (F32, F32));
         assert_eq!(formats.held(Matrix::LanguageHead), other);
-        // Of equal formats there is one form.
+        // Equal formats have a single form.
         let widened = formats.map(|_| WeightFormat::F32);
         assert_eq!(widened, Formats::default());
     }

@@ -1,5 +1,5 @@
-//! How text is generated where nobody says otherwise: the settings that a model's author left in
-//! `generation_config.json`, and where a text ends.
+//! The settings of generation that a model's author left in `generation_config.json`: the sampling settings of requests
+//! that name none, and what ends a text.
 
 mod ending;
 
@@ -9,7 +9,7 @@ use crate::{
     config::{Fields, short},
     directory::ModelDir,
     error::ModelError,
-    fields::{Fate, Table, Warning, accepted},
+    fields::{Table, Treatment, Warning, accepted},
     store::{MAX_JSON_BYTES, read_bounded},
 };
 use galaxy_common::{
@@ -19,152 +19,156 @@ use galaxy_common::{
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The file of these settings. Models from before it have them in `config.json`.
+/// The file of the settings. Older models have them in `config.json`.
 const FILE: &str = "generation_config.json";
-/// The field that names the tokens that end a text.
+/// The field that lists the tokens that end a text.
 const ENDS: &str = "eos_token_id";
-/// Taken from the logits of `suppress_tokens`: as good as nothing is left of their probability.
+/// The bias on the logits of `suppress_tokens`, which leaves next to nothing of their probability.
 const SUPPRESSED: f32 = -1e4;
-/// The `max_length` that transformers wrote into files whose author had said nothing.
+/// The `max_length` that transformers wrote into files whose author had set none.
 const UNSAID_LENGTH: u32 = 20;
 
-/// The fields of `generation_config.json` that transformers reads, and what is made of each.
+/// The fields of `generation_config.json` that transformers reads, and how each is treated.
 pub(crate) const FIELDS: Table = &[
-    ("do_sample", Fate::Read),
-    ("temperature", Fate::Read),
-    ("top_k", Fate::Read),
-    ("top_p", Fate::Read),
-    ("min_p", Fate::Read),
-    ("repetition_penalty", Fate::Read),
-    ("suppress_tokens", Fate::Read),
-    ("max_new_tokens", Fate::Read),
-    ("max_length", Fate::Read),
-    ("stop_strings", Fate::Read),
-    (ENDS, Fate::Read),
-    // They choose other tokens.
-    ("typical_p", Fate::Only(&["1"], "typical sampling is not done")),
-    ("top_h", Fate::Only(&[], "a bound on entropy is not done")),
-    ("epsilon_cutoff", Fate::Only(&["0"], "epsilon sampling is not done")),
-    ("eta_cutoff", Fate::Only(&["0"], "eta sampling is not done")),
-    ("encoder_repetition_penalty", Fate::Only(&["1"], "a penalty of the prompt alone is not done")),
-    ("no_repeat_ngram_size", Fate::Only(&["0"], "repetitions are not forbidden")),
-    ("encoder_no_repeat_ngram_size", Fate::Only(&["0"], "repetitions are not forbidden")),
-    ("bad_words_ids", Fate::Only(&["[]"], "words are not forbidden")),
-    ("begin_suppress_tokens", Fate::Only(&["[]"], "the first token is chosen as the others")),
-    ("sequence_bias", Fate::Only(&["[]", "{}"], "biases are of single tokens")),
-    ("forced_bos_token_id", Fate::Only(&[], "no token is forced")),
-    ("forced_eos_token_id", Fate::Only(&[], "no token is forced")),
-    ("min_length", Fate::Only(&["0"], "no text is kept from its end")),
-    ("min_new_tokens", Fate::Only(&["0"], "no text is kept from its end")),
-    ("exponential_decay_length_penalty", Fate::Only(&[], "ends become no likelier")),
-    ("guidance_scale", Fate::Only(&["1"], "guidance is not done")),
-    ("watermarking_config", Fate::Only(&[], "watermarks are not made")),
-    ("token_healing", Fate::Only(&["false"], "the prompt stays as it is")),
-    ("num_beams", Fate::Only(&["1"], "beams are not searched")),
-    ("num_beam_groups", Fate::Only(&["1"], "beams are not searched")),
-    ("diversity_penalty", Fate::Only(&["0"], "beams are not searched")),
-    ("constraints", Fate::Only(&["[]"], "beams are not searched")),
-    ("force_words_ids", Fate::Only(&["[]"], "beams are not searched")),
-    ("penalty_alpha", Fate::Only(&["0"], "contrastive search is not done")),
-    ("dola_layers", Fate::Only(&[], "layers are not contrasted")),
-    ("num_return_sequences", Fate::Only(&["1"], "one text is made of each prompt")),
-    ("max_time", Fate::Only(&[], "texts have the time that the request gives them")),
-    // Of beams alone.
-    ("early_stopping", Fate::Needless),
-    ("length_penalty", Fate::Needless),
-    // Scores are normalised for whoever looks at them; ours always are.
-    ("renormalize_logits", Fate::Needless),
-    // What is no number is never chosen.
-    ("remove_invalid_values", Fate::Needless),
-    // Batches are not padded, and texts begin with their prompt.
-    ("pad_token_id", Fate::Needless),
-    ("bos_token_id", Fate::Needless),
-    ("decoder_start_token_id", Fate::Needless),
-    // How it is computed, which leaves the text as it is.
-    ("use_cache", Fate::Needless),
-    ("cache_implementation", Fate::Needless),
-    ("cache_config", Fate::Needless),
-    ("max_cache_len", Fate::Needless),
-    ("compile_config", Fate::Needless),
-    ("disable_compile", Fate::Needless),
-    ("continuous_batching_config", Fate::Needless),
-    ("low_memory", Fate::Needless),
-    ("prefill_chunk_size", Fate::Needless),
-    ("use_mtp", Fate::Needless),
-    ("is_assistant", Fate::Needless),
-    ("num_assistant_tokens", Fate::Needless),
-    ("num_assistant_tokens_schedule", Fate::Needless),
-    ("assistant_confidence_threshold", Fate::Needless),
-    ("assistant_early_exit", Fate::Needless),
-    ("assistant_lookbehind", Fate::Needless),
-    ("assistant_ensemble_weight", Fate::Needless),
-    ("target_lookbehind", Fate::Needless),
-    ("prompt_lookup_num_tokens", Fate::Needless),
-    ("max_matching_ngram_size", Fate::Needless),
-    ("speculation_type", Fate::Needless),
-    // What else is handed out of Python.
-    ("output_attentions", Fate::Needless),
-    ("output_hidden_states", Fate::Needless),
-    ("output_scores", Fate::Needless),
-    ("output_logits", Fate::Needless),
-    ("return_dict_in_generate", Fate::Needless),
-    ("return_legacy_cache", Fate::Needless),
-    // Who wrote it.
-    ("transformers_version", Fate::Needless),
-    ("_from_model_config", Fate::Needless),
-    ("_commit_hash", Fate::Needless),
-    ("_name_or_path", Fate::Needless),
+    ("do_sample", Treatment::Read),
+    ("temperature", Treatment::Read),
+    ("top_k", Treatment::Read),
+    ("top_p", Treatment::Read),
+    ("min_p", Treatment::Read),
+    ("repetition_penalty", Treatment::Read),
+    ("suppress_tokens", Treatment::Read),
+    ("max_new_tokens", Treatment::Read),
+    ("max_length", Treatment::Read),
+    ("stop_strings", Treatment::Read),
+    (ENDS, Treatment::Read),
+    // These would choose other tokens.
+    ("typical_p", Treatment::Only(&["1"], "typical sampling is not done")),
+    ("top_h", Treatment::Only(&[], "a bound on entropy is not done")),
+    ("epsilon_cutoff", Treatment::Only(&["0"], "epsilon sampling is not done")),
+    ("eta_cutoff", Treatment::Only(&["0"], "eta sampling is not done")),
+    (
+        "encoder_repetition_penalty",
+        Treatment::Only(&["1"], "a penalty of the prompt alone is not done"),
+    ),
+    ("no_repeat_ngram_size", Treatment::Only(&["0"], "repetitions are not forbidden")),
+    ("encoder_no_repeat_ngram_size", Treatment::Only(&["0"], "repetitions are not forbidden")),
+    ("bad_words_ids", Treatment::Only(&["[]"], "words are not forbidden")),
+    ("begin_suppress_tokens", Treatment::Only(&["[]"], "the first token is chosen as the others")),
+    ("sequence_bias", Treatment::Only(&["[]", "{}"], "biases are of single tokens")),
+    ("forced_bos_token_id", Treatment::Only(&[], "no token is forced")),
+    ("forced_eos_token_id", Treatment::Only(&[], "no token is forced")),
+    ("min_length", Treatment::Only(&["0"], "no text is kept from its end")),
+    ("min_new_tokens", Treatment::Only(&["0"], "no text is kept from its end")),
+    ("exponential_decay_length_penalty", Treatment::Only(&[], "ends become no likelier")),
+    ("guidance_scale", Treatment::Only(&["1"], "guidance is not done")),
+    ("watermarking_config", Treatment::Only(&[], "watermarks are not made")),
+    ("token_healing", Treatment::Only(&["false"], "the prompt stays as it is")),
+    ("num_beams", Treatment::Only(&["1"], "beams are not searched")),
+    ("num_beam_groups", Treatment::Only(&["1"], "beams are not searched")),
+    ("diversity_penalty", Treatment::Only(&["0"], "beams are not searched")),
+    ("constraints", Treatment::Only(&["[]"], "beams are not searched")),
+    ("force_words_ids", Treatment::Only(&["[]"], "beams are not searched")),
+    ("penalty_alpha", Treatment::Only(&["0"], "contrastive search is not done")),
+    ("dola_layers", Treatment::Only(&[], "layers are not contrasted")),
+    ("num_return_sequences", Treatment::Only(&["1"], "one text is made of each prompt")),
+    ("max_time", Treatment::Only(&[], "texts have the time that the request gives them")),
+    // These concern beam search alone.
+    ("early_stopping", Treatment::Ignored),
+    ("length_penalty", Treatment::Ignored),
+    // Scores are normalised for callers that look at them; ours always are.
+    ("renormalize_logits", Treatment::Ignored),
+    // Values that are not numbers are never chosen.
+    ("remove_invalid_values", Treatment::Ignored),
+    // Batches are not padded, and a text begins with its prompt.
+    ("pad_token_id", Treatment::Ignored),
+    ("bos_token_id", Treatment::Ignored),
+    ("decoder_start_token_id", Treatment::Ignored),
+    // These change how the text is computed, and not the text.
+    ("use_cache", Treatment::Ignored),
+    ("cache_implementation", Treatment::Ignored),
+    ("cache_config", Treatment::Ignored),
+    ("max_cache_len", Treatment::Ignored),
+    ("compile_config", Treatment::Ignored),
+    ("disable_compile", Treatment::Ignored),
+    ("continuous_batching_config", Treatment::Ignored),
+    ("low_memory", Treatment::Ignored),
+    ("prefill_chunk_size", Treatment::Ignored),
+    ("use_mtp", Treatment::Ignored),
+    ("is_assistant", Treatment::Ignored),
+    ("num_assistant_tokens", Treatment::Ignored),
+    ("num_assistant_tokens_schedule", Treatment::Ignored),
+    ("assistant_confidence_threshold", Treatment::Ignored),
+    ("assistant_early_exit", Treatment::Ignored),
+    ("assistant_lookbehind", Treatment::Ignored),
+    ("assistant_ensemble_weight", Treatment::Ignored),
+    ("target_lookbehind", Treatment::Ignored),
+    ("prompt_lookup_num_tokens", Treatment::Ignored),
+    ("max_matching_ngram_size", Treatment::Ignored),
+    ("speculation_type", Treatment::Ignored),
+    // These are about what Python returns besides.
+    ("output_attentions", Treatment::Ignored),
+    ("output_hidden_states", Treatment::Ignored),
+    ("output_scores", Treatment::Ignored),
+    ("output_logits", Treatment::Ignored),
+    ("return_dict_in_generate", Treatment::Ignored),
+    ("return_legacy_cache", Treatment::Ignored),
+    // These are about who wrote the file.
+    ("transformers_version", Treatment::Ignored),
+    ("_from_model_config", Treatment::Ignored),
+    ("_commit_hash", Treatment::Ignored),
+    ("_name_or_path", Treatment::Ignored),
 ];
 
-/// What a model's files say of generating text.
+/// The settings of generation in a model's files.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Generation {
-    /// Tokens that end a text; none where the model names none.
+    /// The tokens that end a text; empty where the model names none.
     pub ends: Vec<u32>,
-    /// Strings that end a text.
+    /// The strings that end a text.
     pub stop: Vec<String>,
-    /// How tokens are chosen.
+    /// The sampling settings, each `None` where the files do not say.
     pub sampling: SamplingParams,
-    /// Most tokens that are generated.
+    /// The most tokens that are generated for a prompt, if the files say.
     pub max_new_tokens: Option<u32>,
-    /// Most tokens of a text and its prompt together.
+    /// The most tokens of a prompt and its text together, if the files say.
     pub max_length: Option<u32>,
-    /// Where these settings stand.
+    /// The file that the settings are from.
     path: PathBuf,
-    /// Settings that would change the text and are not carried out.
+    /// Settings that would change the text and are not supported, each as a phrase for messages.
     not_done: Vec<String>,
 }
 
-/// Why the defaults of a model do not hold for a request.
+/// Why the settings of a model cannot hold for a request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The text would be another than its author meant.
+    /// A setting is not supported, so that the text would be another than the author meant.
     #[error("{}: {}; without the settings of that file texts can be had: --generation-config none", path.display(), what.join(", "))]
     NotDone {
-        /// The file.
+        /// The file that the settings are from.
         path: PathBuf,
-        /// What is not carried out.
+        /// The unsupported settings, each as a phrase.
         what: Vec<String>,
     },
-    /// The prompt is as long as the whole text may be.
+    /// The prompt alone is as long as the author allows a whole text to be.
     #[error("the prompt has {prompt} tokens, and max_length = {max_length} in {} leaves no room behind it: say max_tokens", path.display())]
     NoRoom {
-        /// The file.
+        /// The file that the settings are from.
         path: PathBuf,
-        /// Tokens of the prompt.
+        /// How many tokens the prompt has.
         prompt: u32,
-        /// Tokens that a text may have.
+        /// The most tokens that a prompt and its text may have together.
         max_length: u32,
     },
 }
 
 impl Generation {
-    /// What is asked, with the author's settings where the request says nothing, and its fallback where they
-    /// say nothing either; without a fallback, as it is asked. The prompt has so many tokens.
+    /// Completes a request: what it leaves open is filled in from the author's settings, and what they leave open from
+    /// the request's fallback. A request without a fallback stays as it is. `prompt` is the number of its prompt's
+    /// tokens.
     ///
     /// # Errors
-    /// When the author's settings are not carried out, or leave no room for a text.
-    pub fn settle(
+    /// When a setting is not supported, or the prompt leaves no room for a text.
+    pub fn complete(
         &self,
         asked: GenerateOptions,
         prompt: u32,
@@ -194,10 +198,10 @@ impl Generation {
 }
 
 impl ModelDir {
-    /// What its files say of generating text.
+    /// Reads the settings of generation in the model's files.
     ///
     /// # Errors
-    /// When a file is there and cannot be read, or has a value that makes no sense.
+    /// When a file is there and cannot be read, or has a value out of range.
     pub fn generation(&self) -> Result<Generation, ModelError> {
         let read = |name: &str| {
             let path = self.path().join(name);
@@ -219,7 +223,7 @@ impl ModelDir {
         }
     }
 
-    /// The settings that requests which leave them open are refused for.
+    /// A warning about the settings that are not supported: requests that rely on the file are refused because of them.
     pub(crate) fn generation_warnings(&self) -> Option<Warning> {
         let generation = self.generation().ok().filter(|g| !g.not_done.is_empty())?;
         let what = generation.not_done.join(", ");
@@ -230,7 +234,7 @@ impl ModelDir {
     }
 }
 
-/// The settings of a file.
+/// Parses the settings of a file.
 pub(crate) fn settings(path: &Path, text: &[u8]) -> Result<Generation, ModelError> {
     let value = json(path, text)?;
     let fields = Fields::new(path, &value)?;
@@ -238,7 +242,7 @@ pub(crate) fn settings(path: &Path, text: &[u8]) -> Result<Generation, ModelErro
     let not_done = FIELDS.iter().filter_map(|&(name, fate)| {
         let (_, value) = fields.get(&[name])?;
         match fate {
-            Fate::Only(values, why) if !accepted(value, values) => {
+            Treatment::Only(values, why) if !accepted(value, values) => {
                 Some(format!("{name} = {}: {why}", short(value)))
             }
             _ => None,
@@ -304,13 +308,13 @@ fn sampling(fields: &Fields<'_>) -> Result<SamplingParams, ModelError> {
     }
 }
 
-/// The tokens that end a text, as a file names them; nothing where it says nothing of them.
+/// The tokens that end a text, as a file lists them; `None` where it lists none.
 fn named(path: &Path, text: &[u8]) -> Result<Option<Vec<u32>>, ModelError> {
     let value = json(path, text)?;
     tokens(&Fields::new(path, &value)?, ENDS)
 }
 
-/// A token, or a list of tokens.
+/// The value of a field that is a token or a list of tokens.
 fn tokens(fields: &Fields<'_>, name: &'static str) -> Result<Option<Vec<u32>>, ModelError> {
     let Some((_, value)) = fields.get(&[name]) else { return Ok(None) };
     let token = |value: &Value| {
@@ -321,7 +325,7 @@ fn tokens(fields: &Fields<'_>, name: &'static str) -> Result<Option<Vec<u32>>, M
     listed(value).iter().map(token).collect::<Result<_, _>>().map(Some)
 }
 
-/// A string, or a list of strings.
+/// The value of a field that is a string or a list of strings.
 fn strings(fields: &Fields<'_>, name: &'static str) -> Result<Vec<String>, ModelError> {
     let Some((_, value)) = fields.get(&[name]) else { return Ok(Vec::new()) };
     let string = |value: &Value| {
@@ -345,13 +349,13 @@ mod tests {
     use super::*;
     use galaxy_common::Fallback;
 
-    /// A request that says nothing.
+    /// A request that leaves all settings open.
     fn silent() -> GenerateOptions {
         let fallback = Some(Fallback { temperature: 1.0, max_tokens: 16 });
         GenerateOptions { fallback, ..GenerateOptions::default() }
     }
 
-    /// A directory of a decoder with this `generation_config.json`, if any, and these fields of `config.json`.
+    /// A directory with a decoder, this `generation_config.json`, if any, and these fields in its `config.json`.
     fn model(generation: Option<&str>, config: &[(&str, Value)]) -> (tempfile::TempDir, ModelDir) {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -395,7 +399,7 @@ mod tests {
             "repetition_penalty": 1.05, "max_new_tokens": 40, "max_length": 9, "stop_strings": "END",
             "suppress_tokens": [3, 500000], "num_beams": 1, "typical_p": 1.0, "bad_words_ids": null}"#;
         let generation = read(text).expect("settings");
-        let settled = generation.settle(silent(), 4, 97).expect("settled");
+        let settled = generation.complete(silent(), 4, 97).expect("settled");
         let sampling = SamplingParams {
             temperature: Some(0.6),
             top_k: Some(20),
@@ -416,9 +420,9 @@ mod tests {
         };
         let stop = vec!["x".to_owned()];
         let said = GenerateOptions { sampling, max_tokens: 5, stop, ..silent() };
-        assert_eq!(generation.settle(said.clone(), 4, 97), Ok(said));
+        assert_eq!(generation.complete(said.clone(), 4, 97), Ok(said));
         let aside = GenerateOptions { fallback: None, ..silent() };
-        assert_eq!(generation.settle(aside.clone(), 4, 97), Ok(aside), "the file is not asked");
+        assert_eq!(generation.complete(aside.clone(), 4, 97), Ok(aside), "the file is not asked");
     }
 
     #[test]
@@ -429,7 +433,7 @@ mod tests {
             (r#"{"do_sample": true, "max_length": 30}"#, 1.0, 26),
             (r#"{"do_sample": null, "temperature": 0.6}"#, 0.6, 16),
         ] {
-            let settled = read(text).expect(text).settle(silent(), 4, 97).expect(text);
+            let settled = read(text).expect(text).complete(silent(), 4, 97).expect(text);
             assert_eq!(settled.sampling.temperature, Some(temperature), "{text}");
             assert_eq!(settled.max_tokens, most, "{text}");
         }
@@ -458,12 +462,12 @@ mod tests {
             let said = model.warnings().iter().map(ToString::to_string).collect::<String>();
             assert!(said.contains(&format!("{field} = {value}")), "{said}");
             let generation = model.generation().expect("settings");
-            let error = generation.settle(silent(), 4, 97);
+            let error = generation.complete(silent(), 4, 97);
             let error = error.expect_err("refused").to_string();
             assert!(error.contains(field) && error.contains("--generation-config none"), "{error}");
         }
         let long = read(r#"{"max_length": 4}"#).expect("settings");
-        let error = long.settle(silent(), 4, 97);
+        let error = long.complete(silent(), 4, 97);
         assert!(error.expect_err("no room").to_string().contains("max_length = 4"));
     }
 

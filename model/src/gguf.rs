@@ -1,4 +1,5 @@
-//! GGUF files: one file with weights, what the model is, and its tokenizer. Read from its head, and then by range.
+//! GGUF files: weights, the description of the model and its tokenizer in one file. Its header is parsed as a whole,
+//! and tensors are then read by byte range.
 
 mod config;
 mod names;
@@ -10,7 +11,7 @@ mod write;
 
 use config::STRETCHES;
 pub(crate) use names::renamed;
-pub(crate) use view::View;
+pub(crate) use view::CheckpointView;
 
 use crate::{
     error::{HeaderProblem, ModelError},
@@ -25,26 +26,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What a file begins with.
+/// The first bytes of every GGUF file.
 const MAGIC: &[u8; 4] = b"GGUF";
-/// A head has the vocabulary: far above any that is real.
+/// The largest header that is read. It holds the vocabulary; no real one is nearly as large.
 const MAX_HEAD_BYTES: u64 = 256 << 20;
-/// The same of tensors and of fields.
+/// The most tensors that a header may list.
 const MAX_TENSORS: u64 = 1 << 20;
 const MAX_FIELDS: u64 = 1 << 16;
 const MAX_SIDES: u32 = 4;
-/// Files of a model.
+/// The most files that a model may be split over.
 const MAX_PARTS: u32 = 1024;
-/// Values of a list: a vocabulary, or its merges.
+/// The most values of a list in the metadata: a vocabulary, or its merges.
 const MAX_LIST: u64 = 1 << 22;
-/// Lists in lists.
+/// How deep lists may be nested in lists.
 const MAX_DEPTH: u32 = 4;
-/// Of what divides frequencies.
+/// The most bytes of a tensor of frequency divisors.
 const MAX_DIVISORS_BYTES: u64 = 1 << 18;
-/// Where a file says nothing.
+/// The alignment of tensors where a file gives none, in bytes.
 const ALIGNMENT: u64 = 32;
 
-/// A value of the metadata.
+/// A value of a file's metadata.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Value {
     Whole(i128),
@@ -54,30 +55,30 @@ pub(crate) enum Value {
     List(Vec<Value>),
 }
 
-/// A tensor as the file lists it.
+/// A tensor as a file's header lists it.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Listed {
     pub(crate) name: String,
-    /// The slowest first, as elsewhere.
+    /// The shape, the slowest dimension first, as everywhere else here; the file has it the other way round.
     pub(crate) shape: Vec<u64>,
     pub(crate) kind: Kind,
-    /// From the start of the file.
+    /// Where the tensor begins, in bytes from the start of the file.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
 
 impl Listed {
-    /// Behind its last byte.
+    /// Where the tensor ends, in bytes from the start of the file.
     fn end(&self) -> u64 {
         self.offset.saturating_add(self.bytes)
     }
 }
 
-/// What values a tensor has.
+/// The type of a tensor's values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Known(WeightFormat),
-    /// By its number.
+    /// A type that is not read, by its number in files.
     Unknown(u32),
 }
 
@@ -87,7 +88,7 @@ impl Kind {
         known.map_or(Self::Unknown(number), |(_, format)| Self::Known(*format))
     }
 
-    /// Its name in messages.
+    /// The name of the type, for messages.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Known(format) => format.name().to_uppercase(),
@@ -98,14 +99,15 @@ impl Kind {
         }
     }
 
-    /// Bytes of a tensor of this shape, the slowest side first; none where no whole blocks fit.
+    /// Bytes of a tensor of this shape, the slowest dimension first; `None` where the rows are no whole blocks, or the
+    /// type is not known.
     pub(crate) fn bytes_of(self, shape: &[u64]) -> Option<u64> {
         let (row, sides) = shape.split_last()?;
         let rows = sides.iter().try_fold(1u64, |rows, side| rows.checked_mul(*side))?;
         self.bytes(*row, rows)
     }
 
-    /// Bytes of rows of so many values; none where no whole blocks fit, or nobody knows.
+    /// Bytes of `rows` rows of `row` values; `None` where the rows are no whole blocks, or the type is not known.
     fn bytes(self, row: u64, rows: u64) -> Option<u64> {
         let Self::Known(format) = self else { return None };
         let (values, bytes) = match format.block() {
@@ -119,7 +121,7 @@ impl Kind {
     }
 }
 
-/// The formats by their numbers in files.
+/// The formats that are read, by their numbers in files.
 const FORMATS: [(u32, WeightFormat); 14] = [
     (0, WeightFormat::F32),
     (1, WeightFormat::F16),
@@ -137,7 +139,7 @@ const FORMATS: [(u32, WeightFormat); 14] = [
     (39, WeightFormat::Mxfp4),
 ];
 
-/// Types that are told by name when they are refused.
+/// The names of types that are not read, for messages.
 const KNOWN_ELSEWHERE: [(u32, &str); 16] = [
     (9, "Q8_1"),
     (10, "Q2_K"),
@@ -157,22 +159,24 @@ const KNOWN_ELSEWHERE: [(u32, &str); 16] = [
     (35, "TQ2_0"),
 ];
 
-/// The head of a file.
+/// The header of a GGUF file.
 #[derive(Debug)]
 pub(crate) struct Gguf {
     fields: BTreeMap<String, Value>,
     pub(crate) tensors: Vec<Listed>,
-    /// Rows of all tensors, by their names in the file; of the first part, of all parts.
+    /// The number of rows of each tensor, by its name in the file. The first part of a split model has those of all
+    /// parts.
     rows: HashMap<String, u64>,
-    /// What divides frequencies of positions, by the names of its tensors: of the first part, once it was read.
+    /// The frequency divisors of rotary positions, by the names of their tensors: in the first part, once they were
+    /// read.
     divisors: BTreeMap<String, Vec<f32>>,
 }
 
 impl Gguf {
-    /// Reads the head of a file.
+    /// Reads the header of a file.
     ///
     /// # Errors
-    /// When it is none, or says what cannot be.
+    /// When the file is no GGUF file, or its header is damaged.
     pub(crate) fn read(path: &Path, file: &File) -> Result<Self, ModelError> {
         let wrong = |text: String| ModelError::Header {
             path: path.to_owned(),
@@ -193,7 +197,7 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Whether all tensors have places of their own in a file of so many bytes.
+    /// Checks that tensors have different names, do not overlap, and end within a file of `size` bytes.
     fn check(&self, size: u64) -> Result<(), String> {
         let mut names = HashSet::new();
         if let Some(twice) = self.tensors.iter().find(|t| !names.insert(t.name.as_str())) {
@@ -218,7 +222,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// A text of the metadata.
+    /// A text of the metadata, by the name of its field; `None` where it is absent or no text.
     pub(crate) fn text(&self, field: &str) -> Option<&str> {
         match self.fields.get(field)? {
             Value::Text(text) => Some(text),
@@ -226,7 +230,7 @@ impl Gguf {
         }
     }
 
-    /// A whole number of the metadata that is not negative.
+    /// A whole number of the metadata; `None` where it is absent, negative or no whole number.
     pub(crate) fn whole(&self, field: &str) -> Option<u64> {
         match self.fields.get(field)? {
             Value::Whole(number) => u64::try_from(*number).ok(),
@@ -234,7 +238,7 @@ impl Gguf {
         }
     }
 
-    /// A number of the metadata.
+    /// A number of the metadata, whole or not.
     pub(crate) fn number(&self, field: &str) -> Option<f64> {
         match self.fields.get(field)? {
             Value::Whole(number) => Some(*number as f64),
@@ -243,7 +247,7 @@ impl Gguf {
         }
     }
 
-    /// A flag of the metadata.
+    /// A boolean of the metadata.
     pub(crate) fn flag(&self, field: &str) -> Option<bool> {
         match self.fields.get(field)? {
             Value::Flag(flag) => Some(*flag),
@@ -271,7 +275,7 @@ impl From<String> for Problem {
     }
 }
 
-/// A file, read from one place to the next.
+/// Reads a file from a position on.
 struct At<'a> {
     file: &'a File,
     at: u64,
@@ -360,7 +364,7 @@ impl Head<'_> {
         let rows = shape.iter().skip(1).try_fold(1u64, |n, &side| n.checked_mul(side));
         let bytes = match (kind, rows.and_then(|rows| kind.bytes(row, rows))) {
             (_, Some(bytes)) => bytes,
-            // Refused where it is needed.
+            // An unknown type is refused when the tensor is needed.
             (Kind::Unknown(_), None) => 0,
             (kind, None) => {
                 let kind = kind.name();
@@ -384,7 +388,7 @@ impl Head<'_> {
             8 => Value::Text(self.string()?),
             9 if depth < MAX_DEPTH => {
                 let (kind, count) = (self.u32()?, self.u64()?);
-                // Each has a byte at least.
+                // Each value takes at least a byte.
                 if count > (self.limit - self.read).min(MAX_LIST) {
                     return Err(format!("a list of {count} values goes beyond the file: it was cut short, or is longer than any").into());
                 }
@@ -438,16 +442,16 @@ impl Head<'_> {
     }
 }
 
-/// What divides the inverse frequencies of positions.
+/// The tensor of the divisors of rotary frequencies.
 const DIVISORS: &str = "rope_freqs.weight";
 
-/// Whether a tensor says how positions are stretched.
+/// Whether a tensor holds divisors of rotary frequencies.
 pub(crate) fn is_of_positions(name: &str) -> bool {
     name == DIVISORS || STRETCHES.contains(&name)
 }
 
-/// The GGUF file that a path means, if it means one: itself, or the only one of a directory that is no
-/// checkpoint; of a model in several files the first.
+/// The GGUF file that a path stands for, if it stands for one: the file itself, or the only one in a directory that is
+/// no checkpoint. For a split model, this is its first part.
 pub fn meant(path: &Path) -> Option<PathBuf> {
     let ends = |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     if path.is_file() {
@@ -468,7 +472,7 @@ pub fn meant(path: &Path) -> Option<PathBuf> {
     (count == of_first as usize).then_some(first)
 }
 
-/// Of a part of a model in several files: what its name begins with, its number and how many there are.
+/// The parts of the name of a split model's file: the common beginning, the file's number, and how many there are.
 fn numbered(path: &Path) -> Option<(String, u32, u32)> {
     let stem = path.file_stem()?.to_str()?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -477,10 +481,10 @@ fn numbered(path: &Path) -> Option<(String, u32, u32)> {
     Some((name.to_owned(), digits(number)?, digits(count)?))
 }
 
-/// A file and its head, with those of its other parts.
+/// Opens a GGUF file, and all other parts where the model is split, and reads their headers.
 ///
 /// # Errors
-/// When one cannot be read, or is not there.
+/// When a part is missing or cannot be read.
 pub(crate) fn parts(path: &Path) -> Result<Vec<(PathBuf, File, Gguf)>, ModelError> {
     let open = |path: PathBuf| {
         let file = File::open(&path);
@@ -507,10 +511,10 @@ pub(crate) fn parts(path: &Path) -> Result<Vec<(PathBuf, File, Gguf)>, ModelErro
     Ok(parts)
 }
 
-/// Reads what divides frequencies of positions into the head of the first part: a checkpoint has it in its config.
+/// Reads the divisors of rotary frequencies into the header of the first part; a checkpoint has them in its config.
 ///
 /// # Errors
-/// When the file cannot be read, or divides by what no model has.
+/// When the file cannot be read, or has divisors that no model has.
 pub(crate) fn read_divisors(parts: &mut [(PathBuf, File, Gguf)]) -> Result<(), ModelError> {
     let mut found = BTreeMap::new();
     for (path, file, gguf) in parts.iter() {

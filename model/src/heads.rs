@@ -1,5 +1,5 @@
-//! What a checkpoint has of the head that its config names: tied or not, missing, or in the place of the
-//! embedding table.
+//! Compares the head that a config names with the tensors of the checkpoint: the head may be tied or not, missing, or
+//! stored in the place of the embedding table.
 
 use crate::{
     directory::full,
@@ -9,17 +9,17 @@ use crate::{
     store::Store,
 };
 
-/// What was found out of a head.
+/// What the tensors of a checkpoint say about its head.
 pub(crate) struct Top {
     /// The name of the embedding table.
     pub(crate) words: &'static str,
-    /// What the model's author should know.
+    /// A contradiction between config and tensors, or a missing head, for the model's author.
     pub(crate) warning: Option<String>,
 }
 
-/// Makes the head of `spec` what the tensors are: as `transformers` 5 decides it where config and tensors
-/// contradict each other, and none where its tensors are missing.
-pub(crate) fn settle(
+/// Changes the head of `spec` to fit the tensors: as `transformers` 5 decides where config and tensors contradict each
+/// other, and no head where its tensors are missing.
+pub(crate) fn match_head(
     store: &Store,
     family: &Family,
     prefix: &str,
@@ -39,7 +39,7 @@ pub(crate) fn settle(
             let (words, own) = (tensor(names.word), tensor(names.language_head));
             match (*tied, store.has(&own), store.has(&words)) {
                 (true, true, true) => {
-                    // What is tied and equal is right as two tensors, too.
+                    // A tied head that equals the table is right as a tensor of its own, too.
                     *tied = false;
                     let differ = !store.alike(&own, &words)?;
                     top.warning = differ.then(|| {
@@ -76,8 +76,8 @@ mod tests {
     use serde_json::{Value, json};
     use std::{fs, path::Path};
 
-    /// A copy of a golden checkpoint in one file, with other fields, and tensors by what `change` makes of
-    /// their names and bytes.
+    /// A copy of a golden checkpoint in one file, with other fields in its config, and with the tensors that `change`
+    /// returns for each name and its bytes.
     fn changed(
         name: &str,
         fields: Value,

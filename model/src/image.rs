@@ -1,16 +1,16 @@
-//! Image files to the values that a model of images reads, as `preprocessor_config.json` says.
+//! Turns image files into the pixel values that a model reads, as `preprocessor_config.json` describes.
 //!
-//! Steps and their rounding are those of `transformers` on Pillow, rows resized before columns: what comes
-//! out is what it gives for the same pixels. (Pillow 13 resizes the columns of some tall images first, which
-//! rounds otherwise by a step of 1 in 255 here and there.) PNG is decoded exactly; decoders of JPEG differ
-//! among themselves by such steps.
+//! Steps and rounding are those of `transformers` on Pillow, which resizes rows before columns: the values are the same
+//! for the same pixels. (Pillow 13 resizes the columns of some tall images first, which changes some values by 1 in
+//! 255.) PNG is decoded exactly; JPEG decoders differ from one another by steps of that size.
 
 use crate::{
     config::{self, Fields},
     error::ModelError,
     fields::{
-        Fate::{Inside, Needless, Only, Read, Said},
-        Table, check,
+        Table,
+        Treatment::{Ignored, Inside, Only, Read, Warned},
+        check,
     },
     recognise,
     spec::Patches,
@@ -19,16 +19,16 @@ use crate::{
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits, RgbImage};
 use std::{io::Cursor, path::Path};
 
-/// Pixels of a side of an image that is decoded, at most.
+/// The most pixels that a side of a decoded image may have.
 const MAX_SIDE: u32 = 1 << 14;
-/// Bytes of the pixels of an image that is decoded, at most: 22 million of three colours.
+/// The most bytes that a decoded image may have: 22 million pixels of three colours.
 const MAX_DECODED: u64 = 64 << 20;
-/// Bytes that decoding may take beside them.
+/// The most bytes that decoding may take besides the pixels.
 const MAX_BYTES: u64 = 128 << 20;
-/// Pixels of a side to which an image is resized, at most.
+/// The most pixels that a side of a resized image may have.
 const MAX_SIZE: u32 = 1 << 13;
 
-/// What the image processor of ViT reads in `preprocessor_config.json`, and what others have besides.
+/// The fields of `preprocessor_config.json` that ViT's image processor reads, and those that others have.
 pub(crate) const FIELDS: Table = &[
     ("do_resize", Read),
     ("size", Inside(&[SIZE])),
@@ -43,21 +43,21 @@ pub(crate) const FIELDS: Table = &[
     ("feature_extractor_type", Only(PROCESSORS, "only ViTImageProcessor is run")),
     ("default_to_square", Only(&["true"], "write size as height and width")),
     ("do_pad", Only(&["false"], "only images of the model's size are read")),
-    ("do_reduce_labels", Needless),
-    ("auto_map", Said("names code of the model's own, which is not run")),
-    // What they say is done in any case, or not without do_center_crop and do_pad.
-    ("crop_size", Needless),
-    ("pad_size", Needless),
-    ("do_convert_rgb", Needless),
-    ("data_format", Needless),
-    ("input_data_format", Needless),
-    ("device", Needless),
-    ("return_tensors", Needless),
-    ("disable_grouping", Needless),
-    ("image_seq_length", Needless),
-    ("processor_class", Needless),
-    ("_processor_class", Needless),
-    ("_valid_processor_keys", Needless),
+    ("do_reduce_labels", Ignored),
+    ("auto_map", Warned("names code of the model's own, which is not run")),
+    // What these ask for is done in any case, or only together with do_center_crop and do_pad.
+    ("crop_size", Ignored),
+    ("pad_size", Ignored),
+    ("do_convert_rgb", Ignored),
+    ("data_format", Ignored),
+    ("input_data_format", Ignored),
+    ("device", Ignored),
+    ("return_tensors", Ignored),
+    ("disable_grouping", Ignored),
+    ("image_seq_length", Ignored),
+    ("processor_class", Ignored),
+    ("_processor_class", Ignored),
+    ("_valid_processor_keys", Ignored),
 ];
 const SIZE: Table = &[("width", Read), ("height", Read)];
 const PROCESSORS: &[&str] = &[
@@ -67,20 +67,20 @@ const PROCESSORS: &[&str] = &[
     "\"ViTFeatureExtractor\"",
 ];
 
-/// How images become what a model reads.
+/// Turns images into the values that a model reads.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ImageProcessor {
     patches: Patches,
-    /// (width, height), if images are resized.
+    /// Width and height to which images are resized, if they are.
     resize: Option<(u32, u32)>,
     filter: Filter,
-    /// What a value of 0 to 255 is multiplied by.
+    /// What each value, from 0 to 255, is multiplied by.
     rescale: f64,
-    /// What is subtracted of each channel, and what it is divided by then.
+    /// The mean that is subtracted from each channel, and the deviation that it is then divided by.
     normalise: Option<([f32; 3], [f32; 3])>,
 }
 
-/// How pixels between others are found. Numbers are Pillow's.
+/// How pixels are interpolated when an image is resized. The numbers are Pillow's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Filter {
     Lanczos = 1,
@@ -89,7 +89,7 @@ enum Filter {
 }
 
 impl Filter {
-    /// Up to how far a pixel counts, in pixels.
+    /// How far from its place a pixel has weight, in pixels.
     fn support(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -118,7 +118,7 @@ impl ImageProcessor {
     /// Reads the `preprocessor_config.json` of a model directory.
     ///
     /// # Errors
-    /// When there is none, or it describes what this build does not do.
+    /// When the file is missing, or describes something that is not supported.
     pub fn open(directory: &Path, patches: Patches) -> Result<Self, ModelError> {
         let path = directory.join("preprocessor_config.json");
         if !path.is_file() {
@@ -139,7 +139,7 @@ impl ImageProcessor {
         config.must_be("do_center_crop", false, "only whole images are read")?;
         let resize = match config.flag("do_resize", true)? {
             false => None,
-            // Files of old wrote one number.
+            // Old files have a single number.
             true => Some(match config.inner(&["size"]) {
                 Ok(Some(size)) => {
                     (size.count(&["width"], MAX_SIZE)?, size.count(&["height"], MAX_SIZE)?)
@@ -170,10 +170,10 @@ impl ImageProcessor {
         Ok(Self { patches, resize, filter, rescale, normalise })
     }
 
-    /// What [`ImageProcessor::pixels`] takes of memory at most, by the first bytes of an image.
+    /// The most memory in bytes that [`ImageProcessor::pixels`] takes, judged by the first bytes of an image.
     ///
     /// # Errors
-    /// As [`ImageProcessor::pixels`].
+    /// As for [`ImageProcessor::pixels`].
     pub fn needs(&self, encoded: &[u8]) -> Result<u64, ImageError> {
         let decoder = decoder(encoded)?;
         let (width, height) = decoder.dimensions();
@@ -182,18 +182,18 @@ impl ImageProcessor {
         // Rows are resized first.
         let resized = u64::from(to_width) * (u64::from(height) + u64::from(to_height));
         let values = u64::from(to_width) * u64::from(to_height) * 4;
-        // Turned upright and brought to three colours, one after the other.
+        // The image is turned upright and converted to three colours, one after the other.
         Ok(decoder.total_bytes() * 2 + 3 * (pixels + resized + values))
     }
 
-    /// The values of an encoded image.
+    /// Decodes an image, resizes and normalises it.
     ///
     /// # Shapes
-    /// `[channels, height, width]`, as the model has them.
+    /// The result is `[channels, height, width]`, of the size that the model reads.
     ///
     /// # Errors
-    /// When it is no image that is known, is damaged or larger than is decoded, or has another size
-    /// than the model and is not resized.
+    /// When the image is of an unknown kind, damaged or too large, or has another size than the model reads and is not
+    /// resized.
     pub fn pixels(&self, encoded: &[u8]) -> Result<Vec<f32>, ImageError> {
         let mut image = decode(encoded)?;
         if let Some((width, height)) = self.resize {
@@ -219,7 +219,7 @@ impl ImageProcessor {
     }
 }
 
-/// Three numbers, or one for all three: above `least`, or at least that if it is zero.
+/// Reads a field of three numbers, or of one for all three channels: each is at least `least`.
 fn three(config: &Fields<'_>, field: &'static str, least: f64) -> Result<[f32; 3], ModelError> {
     let Some((_, value)) = config.get(&[field]) else { return Ok([0.5; 3]) };
     let list = value.as_array().cloned().unwrap_or_else(|| vec![value.clone(); 3]);
@@ -234,38 +234,38 @@ fn three(config: &Fields<'_>, field: &'static str, least: f64) -> Result<[f32; 3
 /// Why an image cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// It cannot be decoded.
+    /// The bytes are no image that can be decoded.
     #[error("it is no image that can be read ({why}): give PNG or JPEG")]
     Decode {
-        /// Why.
+        /// What is wrong, for people.
         why: String,
     },
-    /// It is an image, and not all of it is there.
+    /// The image is damaged or cut short.
     #[error("the image is damaged ({why}): fetch it again")]
     Damaged {
-        /// What is wrong.
+        /// What is wrong, for people.
         why: String,
     },
-    /// It has more pixels than are decoded.
+    /// The image has more pixels than are decoded.
     #[error(
         "it has {width} x {height} pixels, which take {bytes} bytes, and {limit} are decoded: make it smaller"
     )]
     Large {
-        /// Its width.
+        /// The image's width in pixels.
         width: u32,
-        /// Its height.
+        /// The image's height in pixels.
         height: u32,
-        /// Bytes of its pixels.
+        /// The bytes that the decoded pixels would take.
         bytes: u64,
-        /// How many are decoded.
+        /// The most bytes of pixels that are decoded.
         limit: u64,
     },
-    /// It has another size than the model reads.
+    /// The image has another size than the model reads.
     #[error("it has {} x {} pixels, and the model reads {} x {}", have.0, have.1, want.0, want.1)]
     Size {
-        /// Width and height.
+        /// The image's width and height in pixels.
         have: (u32, u32),
-        /// Those of the model.
+        /// The width and height that the model reads.
         want: (u32, u32),
     },
 }
@@ -278,7 +278,7 @@ fn wrong(error: image::ImageError) -> ImageError {
     }
 }
 
-/// Decodes a file, upright and without transparency.
+/// Decodes a file to pixels of three colours, upright and without transparency.
 fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
     let mut decoder = decoder(encoded)?;
     let upright = decoder.orientation().map_err(wrong)?;
@@ -287,12 +287,12 @@ fn decode(encoded: &[u8]) -> Result<RgbImage, ImageError> {
     Ok(image.into_rgb8())
 }
 
-/// What decodes a file, once its first bytes say that it is not too large.
+/// The decoder of a file, after its first bytes showed that the image is not too large.
 fn decoder(encoded: &[u8]) -> Result<impl ImageDecoder + '_, ImageError> {
     if let Err(ModelError::Another { found, .. }) = recognise::stand_in(Path::new(""), encoded) {
         return Err(ImageError::Decode { why: format!("it is {found}") });
     }
-    // The decoder of JPEG makes something up where data are missing.
+    // The JPEG decoder invents what is missing.
     if encoded.starts_with(b"\xff\xd8") && !jpeg_ends(encoded) {
         let why = format!("JPEG without its end: it is cut short at byte {}", encoded.len());
         return Err(ImageError::Damaged { why });
@@ -313,11 +313,11 @@ fn decoder(encoded: &[u8]) -> Result<impl ImageDecoder + '_, ImageError> {
     }
 }
 
-/// Whether the segments of a JPEG and the data between them go on to the marker of its end.
+/// Whether the segments of a JPEG, and the data between them, lead to the marker of its end.
 fn jpeg_ends(bytes: &[u8]) -> bool {
     let mut at = 2;
     loop {
-        // Data, in which 0xff is followed by 0 or by the number of a restart.
+        // In data, 0xff is followed by 0 or by the number of a restart marker.
         let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == 0xff))
         else {
             return false;
@@ -327,7 +327,7 @@ fn jpeg_ends(bytes: &[u8]) -> bool {
             None => return false,
             Some(0xd9) => return true,
             Some(0 | 1 | 0xd0..=0xd8) => at += 1,
-            // What fills up before a marker.
+            // Padding before a marker.
             Some(0xff) => {}
             Some(_) => match bytes.get(at + 1..at + 3) {
                 Some(length) => at += 1 + usize::from(u16::from_be_bytes([length[0], length[1]])),
@@ -337,11 +337,11 @@ fn jpeg_ends(bytes: &[u8]) -> bool {
     }
 }
 
-/// Bits after the point of weights.
+/// How many fractional bits the fixed-point weights have.
 const BITS: u32 = 22;
 
-/// For each pixel of a side that is resized to `to` pixels: the first that counts, and the weights of
-/// that and those after it.
+/// For each of `to` pixels to which a side of `from` pixels is resized: the first pixel that has weight, and the
+/// weights of that one and of those after it.
 fn weights(from: u32, to: u32, filter: Filter) -> Vec<(usize, Vec<i64>)> {
     let scale = f64::from(from) / f64::from(to);
     let wide = scale.max(1.0);
@@ -362,7 +362,7 @@ fn weights(from: u32, to: u32, filter: Filter) -> Vec<(usize, Vec<i64>)> {
     (0..to).map(of).collect()
 }
 
-/// Resizes in two passes, each rounded to 8 bits.
+/// Resizes an image in two passes, each rounded to 8 bits.
 fn resize(image: &RgbImage, width: u32, height: u32, filter: Filter) -> RgbImage {
     let mixed = |values: &mut dyn Iterator<Item = (u8, i64)>| {
         let sum: i64 = values.map(|(value, weight)| i64::from(value) * weight).sum();
@@ -407,7 +407,7 @@ mod tests {
         (model, processor)
     }
 
-    /// The image is larger than the model reads one way, and smaller the other.
+    /// The golden image is larger than the model's in one direction, and smaller in the other.
     #[test]
     fn pixels_are_those_of_transformers() {
         let (model, processor) = golden();
@@ -491,14 +491,14 @@ mod tests {
         assert!(warnings[0].to_string().contains("\"do_flip\""), "{warnings:?}");
     }
 
-    /// A small file of which the pixels would take a gigabyte: only its first bytes are looked at.
+    /// A small file that claims pixels of a gigabyte is refused by its first bytes.
     #[test]
     fn pixels_are_counted_before_they_are_decoded() {
         let (model, processor) = golden();
         let mut png = std::fs::read(model.path().join("image.png")).unwrap();
         let needs = processor.needs(&png).unwrap();
         assert!((1_000..10_000_000).contains(&needs), "{needs}");
-        // The header: its type, the sides, and what is checked by the sum behind it.
+        // The header: its type, width and height, and the rest that the checksum covers.
         png[16..20].copy_from_slice(&16_384_u32.to_be_bytes());
         png[20..24].copy_from_slice(&16_384_u32.to_be_bytes());
         let sum = png[12..29].iter().fold(u32::MAX, |sum, byte| {
@@ -522,7 +522,7 @@ mod tests {
         image.write_with_encoder(encoder).unwrap();
         for whole in [png, jpeg] {
             assert!(processor.pixels(&whole).is_ok());
-            // Behind the end there may be more.
+            // Bytes after the end are ignored.
             assert!(processor.pixels(&[&whole[..], b"\xff\xff\0"].concat()).is_ok());
             for cut in [whole.len() - 13, whole.len() / 2, 40] {
                 let error = processor.pixels(&whole[..cut]).unwrap_err();

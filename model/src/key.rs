@@ -1,16 +1,18 @@
-//! The name of a model's shape: what profiles of devices are kept by.
+//! The key of a model's shape, by which profiles of devices are stored.
 
 use crate::{HeadSpec, ModelDir, ModelSpec};
 use galaxy_common::Activations;
 
 impl ModelDir {
-    /// Names sizes and number types: equal for models whose operations cost the same.
+    /// A key of the model's sizes and number types: equal for models whose operations cost the
+    /// same.
     ///
-    /// Readable first, as "bert-l24-h1024x16-i4096-f32", then eight digits of a digest of the
-    /// whole description, because not everything that costs time is in the readable part.
+    /// It begins with a readable part, as "bert-l24-h1024x16-i4096-f32", and ends with eight digits
+    /// of a digest of the whole description, because not everything that costs time is in the
+    /// readable part.
     pub fn shape_key(&self) -> String {
         let spec = self.spec();
-        let ModelSpec { family, layers, hidden, heads, inner, .. } = spec;
+        let ModelSpec { family, layers, hidden, heads, intermediate: inner, .. } = spec;
         let format = self.format();
         let activations = match self.formats().activations() {
             other if other != Activations::default() && self.formats().has_blocks() => {
@@ -25,13 +27,13 @@ impl ModelDir {
 
 fn digits(spec: &ModelSpec) -> String {
     let mut spec = spec.clone();
-    // What classes are called and mean costs nothing.
+    // The names and meaning of classes cost no time.
     if let HeadSpec::Classes(head) = &mut spec.head {
         head.names.clear();
         (head.problem, head.padding) = (None, None);
     }
     spec.headless = None;
-    // A number that has no JSON form (an endless frequency, say) has no words for it either way.
+    // A description that cannot be serialised is named by its Debug form.
     let text = serde_json::to_string(&spec).unwrap_or_else(|_| format!("{spec:?}"));
     let hash = blake3::hash(text.as_bytes()).to_hex();
     hash.as_str().chars().take(8).collect()

@@ -7,8 +7,8 @@
 //! the family. [`MatrixSource`] reads any part of a matrix with positioned reads into a bounded
 //! buffer: no memory map, no whole tensor, no whole file.
 //!
-//! A model may also arrive in [`pieces`], by a [`manifest`], where there is no directory:
-//! [`ModelDir::arriving`] is read like any other, and who reads waits for what is not there yet.
+//! A model may also arrive in [`pieces`], listed by a [`manifest`], where there is no directory:
+//! [`ModelDir::arriving`] is read like any other model, and reads wait for what is not there yet.
 //!
 //! Everything in a model directory is untrusted: lengths are bounded before they are allocated,
 //! and every defect is a [`ModelError`].

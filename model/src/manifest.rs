@@ -1,7 +1,7 @@
-//! The manifest of a model: what it consists of, and the digest of each of its pieces.
+//! The manifest of a model: its config, its tensors, and a digest of each of its pieces.
 //!
-//! Whoever has a manifest from somebody it trusts can take pieces from anybody. The digest of the
-//! manifest itself names the content: equal names, equal bytes.
+//! A device with a manifest from a source that it trusts can take pieces from any other. The digest
+//! of the manifest itself names the content: equal digests, equal bytes.
 
 use crate::{
     ModelDir,
@@ -12,21 +12,21 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{fmt, ops::ControlFlow, path::Path, str::FromStr};
 
-/// The largest manifest that is read: of a model of 500 GB.
+/// The largest manifest that is read, enough for a model of 500 GB.
 pub const MAX_MANIFEST_BYTES: u64 = 128 << 20;
-/// How pieces are cut and named in this build; another number is another model to us.
+/// The version of how pieces are cut and listed; manifests of other versions are refused.
 const VERSION: u32 = 1;
 
-/// A digest of content: BLAKE3.
+/// A BLAKE3 digest of some content.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// Of these bytes.
+    /// The digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
-    /// From bytes of a message, if there are as many as a digest has.
+    /// A digest from the bytes of a message; `None` unless there are exactly 32.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -49,7 +49,7 @@ impl FromStr for Digest {
     }
 }
 
-/// What a model consists of.
+/// The content of a model: its config, its tensors, and a digest of each piece.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Manifest {
     version: u32,
@@ -61,11 +61,12 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Of a model directory: reads all that the spec uses. `progress` is told bytes that were read
-    /// and bytes that there are, and says whether to go on; nothing comes of it otherwise.
+    /// The manifest of a model directory, for which all data that the spec uses is read. `progress`
+    /// is called with the bytes that were read and those that there are, and decides whether to go
+    /// on; the result is `None` if it does not.
     ///
     /// # Errors
-    /// When its files cannot be read.
+    /// When the model's files cannot be read.
     pub fn of(
         model: &ModelDir,
         config: Vec<u8>,
@@ -93,18 +94,18 @@ impl Manifest {
         }))
     }
 
-    /// As it travels, and as it is kept.
+    /// The form in which a manifest travels and is stored.
     ///
     /// # Errors
-    /// When it has no such form, which none that was made has.
+    /// When it cannot be serialised, which does not happen to manifests of this build.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
         postcard::to_stdvec(self).map_err(|error| ModelError::Manifest { why: error.to_string() })
     }
 
-    /// Reads a manifest, whoever sent it.
+    /// Reads a manifest from untrusted bytes.
     ///
     /// # Errors
-    /// When the bytes are none of this version.
+    /// When the bytes are no manifest of this version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ModelError> {
         let wrong = |why: String| ModelError::Manifest { why };
         let manifest: Self = postcard::from_bytes(bytes).map_err(|e| wrong(e.to_string()))?;
@@ -117,19 +118,20 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// How its model is cut. `path` is for messages.
+    /// How the model of this manifest is cut into pieces. `path` is for messages.
     ///
     /// # Errors
-    /// When it describes no model of this build, or has not a digest for each piece.
+    /// When it describes no model that this build knows, or has not one digest for each piece.
     pub fn pieces(&self, path: &Path) -> Result<Pieces, ModelError> {
         self.cut(&ModelDir::outline(self, path)?)
     }
 
-    /// Name of the model's directory where it was made.
+    /// The name of the model's directory at the source.
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// As [`ModelDir::files_fingerprint`]: what is rounded as it is read has the same manifest.
+    /// The [`ModelDir::files_fingerprint`] of the model. A model that is rounded as it is read has
+    /// the same manifest.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
@@ -139,12 +141,12 @@ impl Manifest {
     pub(crate) fn tensors(&self) -> &[Listed] {
         &self.tensors
     }
-    /// Whether these bytes are that piece.
+    /// Whether these bytes are the piece of this number.
     pub fn is(&self, piece: u32, bytes: &[u8]) -> bool {
         self.digests.get(piece as usize).is_some_and(|digest| *digest == Digest::of(bytes))
     }
-    /// How its outline is cut: as many pieces as it has digests, so that sizes that it only claims
-    /// take no memory.
+    /// How its outline is cut. There may be no more pieces than digests, so that sizes that are
+    /// only claimed take no memory.
     pub(crate) fn cut(&self, outline: &ModelDir) -> Result<Pieces, ModelError> {
         let digests = self.digests.len();
         let pieces = match outline.pieces_at_most(digests as u64) {
@@ -157,7 +159,7 @@ impl Manifest {
         self.fits(&pieces)?;
         Ok(pieces)
     }
-    /// Whether it has a digest for each piece, and lists no tensor besides.
+    /// Checks that there is one digest for each piece, and no tensor besides those that are cut.
     fn fits(&self, pieces: &Pieces) -> Result<(), ModelError> {
         let (have, want) = (self.digests.len(), pieces.count() as usize);
         let (listed, cut) = (self.tensors.len(), pieces.cuts().len());
@@ -199,7 +201,7 @@ mod tests {
         (model, manifest)
     }
 
-    /// Its data in a file, as pieces bring it.
+    /// The model's data in a file, as pieces bring it.
     fn data(model: &ModelDir, at: &Path) -> fs::File {
         let pieces = model.pieces().unwrap();
         let (mut all, mut piece) = (Vec::new(), Vec::new());
@@ -308,12 +310,12 @@ mod tests {
         for name in ["tiny", "mixed"] {
             of_file(&golden("").parent().unwrap().join(format!("gguf/{name}.gguf")));
         }
-        // Rows of queries in pairs, and matrices in tiles of blocks.
+        // Files with rows of queries in pairs, and with matrices in tiles of blocks.
         let shape = crate::shape::Shape {
             family: "llama",
             kv_heads: 2,
             vocabulary: 300,
-            inner: 2048,
+            intermediate: 2048,
             ..crate::shape::Shape::bert(1, 1024, 8)
         };
         for bits in crate::Quantisation::ALL {

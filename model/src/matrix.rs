@@ -1,4 +1,4 @@
-//! Part of a matrix, read from its file straight to where it is wanted.
+//! A matrix of a checkpoint, of which any part can be read from its file straight to where it is wanted.
 // Hot path of loading: no locks, no logging, no allocation but the caller's scratch.
 
 mod rounded;
@@ -12,18 +12,18 @@ use galaxy_common::{WeightBlock, WeightFormat};
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// The largest piece that is read at once.
+/// The most bytes that are read at once.
 const BUFFER_BYTES: u64 = 1 << 20;
-/// The largest part of one stored row in a piece: leaves 16 rows in a buffer, so that a
-/// transposed block fills whole cache lines of the destination.
+/// The most bytes of one stored row that are read at once: 16 such rows fit in the buffer, so that a transposed block
+/// fills whole cache lines of the destination.
 const SEGMENT_BYTES: u64 = BUFFER_BYTES / BLOCK as u64;
 /// Reading over a gap of this size costs less than another system call.
 const GAP_BYTES: u64 = 16 << 10;
 /// Stored rows that are transposed together: 16 f32 are one cache line.
 const BLOCK: usize = 16;
 
-/// Evaluates `$body` with `$widen` a function from the bytes of a value of a format to f32; `$blocks` where
-/// values stand in blocks.
+/// Evaluates `$body` with `$widen` as the function that converts the bytes of one value of a format to f32, or
+/// `$blocks` for formats whose values are in blocks.
 macro_rules! each_value {
     ($format:expr, $widen:ident => $body:expr, $blocks:expr) => {
         match $format {
@@ -44,7 +44,7 @@ macro_rules! each_value {
     };
 }
 
-/// Widens the values of a format.
+/// Converts the values of a format to f32.
 pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
     each_value!(format, widen => {
         for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
@@ -53,7 +53,7 @@ pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
     }, decode(format, bytes, out));
 }
 
-/// Which way a checkpoint stores a matrix.
+/// How a checkpoint stores a matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Storage {
     /// One stored row for each output (`nn.Linear`).
@@ -68,45 +68,46 @@ pub struct MatrixSource<'a> {
     pub(crate) name: String,
     pub(crate) shard: usize,
     pub(crate) format: WeightFormat,
-    /// How the file has its values: as `format`, unless they are rounded as they are read.
+    /// The format of the values in the file: `format`, unless they are rounded as they are read.
     pub(crate) stored: WeightFormat,
     pub(crate) storage: Storage,
-    /// Of the first value of the tensor, from the start of its file.
+    /// Where the tensor's first value is, in bytes from the start of its file.
     pub(crate) offset: u64,
-    /// Values of one stored row, of the whole tensor.
+    /// Values in a stored row of the whole tensor.
     pub(crate) pitch: u64,
     /// Stored rows of the whole tensor.
     pub(crate) height: u64,
-    /// Values of a row in one tile: all rows of a tile stand before the next one. As `pitch`, where
-    /// there is one.
+    /// Values of a stored row that are in one tile; all rows of a tile stand before the next tile. Equal to `pitch`
+    /// where there is a single tile.
     pub(crate) tile: u64,
-    /// Where this matrix begins in a fused tensor, counted in outputs.
+    /// Outputs of a fused tensor before those of this matrix.
     pub(crate) first_output: u64,
-    /// Heads of which the two halves of rows take turns; 0: rows stand in order.
+    /// Heads whose rows are stored in pairs, one of the first half and one of the second in turns; 0 where rows are
+    /// stored in order.
     pub(crate) paired: u64,
     pub(crate) inputs: u32,
     pub(crate) outputs: u32,
 }
 
 impl MatrixSource<'_> {
-    /// Input width.
+    /// The number of inputs.
     pub fn rows(&self) -> u32 {
         self.inputs
     }
-    /// Whether the checkpoint stores a row for each input (GPT-2), so that few outputs of all
-    /// inputs are a small piece of every stored row.
+    /// Whether the checkpoint stores a row for each input (GPT-2), so that a few outputs are a small piece of every
+    /// stored row.
     pub fn stores_inputs_as_rows(&self) -> bool {
         self.storage == Storage::InputRows
     }
-    /// Output width.
+    /// The number of outputs.
     pub fn columns(&self) -> u32 {
         self.outputs
     }
-    /// How its values are stored, or what they are rounded to as they are read.
+    /// The format in which values are read: that of the file, or the one to which they are rounded.
     pub fn format(&self) -> WeightFormat {
         self.format
     }
-    /// Name of its tensor.
+    /// The name of the tensor that holds the matrix.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -114,12 +115,11 @@ impl MatrixSource<'_> {
     /// Reads `inputs` x `outputs` of the matrix, widened to f32.
     ///
     /// # Shapes
-    /// `out` is row-major `[inputs.len(), stride]`; columns `at..at + outputs.len()` of it are
-    /// written, and nothing else. The last row may end there.
+    /// `out` is row-major `[inputs.len(), stride]`; its columns `at..at + outputs.len()` are written, and nothing else.
+    /// The last row may end there.
     ///
     /// # Errors
-    /// When a range or the area does not fit, or the file cannot be read. `scratch` grows to
-    /// 1 MiB at most.
+    /// When a range or `out` does not fit, or the file cannot be read. `scratch` grows to 1 MiB at most.
     pub fn read_f32(
         &self,
         inputs: Range<u32>,
@@ -136,7 +136,7 @@ impl MatrixSource<'_> {
         }
     }
 
-    /// Fills a window with the values that the file has.
+    /// Fills a window with the values of the file, not rounded.
     fn read_window(
         &self,
         window: Window,
@@ -150,11 +150,11 @@ impl MatrixSource<'_> {
         )
     }
 
-    /// Reads `inputs` x `outputs` of the matrix as the file has them: `W` bytes a value. Otherwise as
+    /// Reads `inputs` x `outputs` of the matrix as they are in the file, `W` bytes for each value. Otherwise as
     /// [`MatrixSource::read_f32`].
     ///
     /// # Errors
-    /// As there, and [`ModelError::Width`] when a value has other than `W` bytes, or stands in a block.
+    /// As for `read_f32`, and [`ModelError::Width`] when a value does not have `W` bytes, or is in a block.
     pub fn read_raw<const W: usize>(
         &self,
         inputs: Range<u32>,
@@ -171,12 +171,12 @@ impl MatrixSource<'_> {
         self.read_paired(window, out, scratch, |bytes: [u8; W]| bytes)
     }
 
-    /// Reads the blocks of one output as the file has them: all in which some of `inputs` lie, which may begin
-    /// before them and end behind.
+    /// Reads the blocks of one output as they are in the file: all that hold some of `inputs`, so that they may begin
+    /// before these and end behind them.
     ///
     /// # Errors
-    /// When a range does not fit, `out` has other than so many bytes, its values do not stand in blocks, or
-    /// the file cannot be read.
+    /// When a range does not fit, `out` has another size than the blocks, the values are not in blocks, or the file
+    /// cannot be read.
     pub fn read_raw_blocks(
         &self,
         inputs: Range<u32>,
@@ -194,11 +194,11 @@ impl MatrixSource<'_> {
         self.read_row(part.rows.start, &part.blocks, out)
     }
 
-    /// Reads the blocks of some outputs, as [`MatrixSource::read_raw_blocks`] those of one, one output after
-    /// another; those that stand side by side in the file in one go. `out` has as many bytes then.
+    /// Reads the blocks of several outputs, one output after another, each as [`MatrixSource::read_raw_blocks`] does.
+    /// Blocks that are next to one another in the file are read in one go. `out` is resized to what was read.
     ///
     /// # Errors
-    /// As there.
+    /// As for `read_raw_blocks`.
     pub fn read_raw_rows(
         &self,
         inputs: Range<u32>,
@@ -224,7 +224,7 @@ impl MatrixSource<'_> {
         Ok(())
     }
 
-    /// Reads some blocks of a row from where they stand: in one tile or in several.
+    /// Reads some blocks of a row, which may lie in several tiles.
     fn read_row(&self, row: u64, blocks: &Range<u64>, out: &mut [u8]) -> Result<(), ModelError> {
         let Some(WeightBlock { values, bytes: size, .. }) = self.format.block() else {
             return Ok(());
@@ -236,7 +236,7 @@ impl MatrixSource<'_> {
             let begin = from / of_tile * of_tile;
             let end = all.min(begin + of_tile);
             let to = blocks.end.min(end);
-            // All rows of a tile stand before the next one.
+            // All rows of a tile stand before the next tile.
             let place = begin * self.height + row * (end - begin) + (from - begin);
             let (some, rest) = out.split_at_mut(((to - from) * size) as usize);
             self.store.read_at(self.shard, some, self.offset + place * size)?;
@@ -245,8 +245,8 @@ impl MatrixSource<'_> {
         Ok(())
     }
 
-    /// Where the blocks of some outputs lie in which some inputs do.
-    fn part(&self, inputs: Range<u32>, outputs: Range<u32>) -> Result<Part, ModelError> {
+    /// The blocks that hold some inputs of some outputs.
+    fn part(&self, inputs: Range<u32>, outputs: Range<u32>) -> Result<BlockRun, ModelError> {
         let Some(block) = self.format.block() else {
             return Err(ModelError::Width { tensor: self.name.clone(), format: self.format });
         };
@@ -254,14 +254,14 @@ impl MatrixSource<'_> {
         let first = u64::from(inputs.start / block.values);
         let end = if inputs.is_empty() { first } else { inputs.end.div_ceil(block.values).into() };
         let (of_output, bytes) = (self.first_output, u64::from(block.bytes));
-        Ok(Part {
+        Ok(BlockRun {
             blocks: first..end,
             bytes: (end - first) * bytes,
             rows: of_output + u64::from(outputs.start)..of_output + u64::from(outputs.end),
         })
     }
 
-    /// Whether there are such inputs and outputs.
+    /// Checks that the matrix has these inputs and outputs.
     fn check(&self, inputs: &Range<u32>, outputs: &Range<u32>) -> Result<(), ModelError> {
         let sides = [("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)];
         for (what, range, have) in sides {
@@ -308,16 +308,16 @@ impl MatrixSource<'_> {
         Ok(Window { rows, columns, stride: stride as usize, at: at as usize })
     }
 
-    /// Where a row stands of a matrix whose heads have the two halves of their rows in turns.
+    /// The place of a row in the file, where rows of heads are stored in pairs.
     fn place(&self, row: u64) -> u64 {
         if self.paired == 0 {
             return row;
         }
         let width = (self.height / self.paired).max(1);
-        row / width * width + in_pairs(row % width, width)
+        row / width * width + interleaved_rows(row % width, width)
     }
 
-    /// Reads rows from where they stand.
+    /// Reads the rows of a window, each from its place in the file.
     fn read_paired<const W: usize, T>(
         &self,
         window: Window,
@@ -336,7 +336,7 @@ impl MatrixSource<'_> {
         Ok(())
     }
 
-    /// Reads whole blocks of rows, and widens those of their values that lie in the window.
+    /// Reads the blocks that a window touches, and writes those of their values that are in it.
     fn read_blocks(
         &self,
         window: Window,
@@ -371,7 +371,7 @@ impl MatrixSource<'_> {
         Ok(())
     }
 
-    /// Reads the window piece by piece and hands each over.
+    /// Reads a window in pieces of the size of the buffer, and copies each to its place.
     fn read<const W: usize, T>(
         &self,
         window: Window,
@@ -392,7 +392,7 @@ impl MatrixSource<'_> {
             let tile = self.offset + begin * self.height * width;
             let to = columns.end.min(end).min(from + SEGMENT_BYTES / width);
             let segment = (to - from) * width;
-            // One read over all rows of a piece where the gaps are small, else one for each row.
+            // One read over all rows of a piece where the gaps are small, or else one for each row.
             let together = row_bytes - segment < GAP_BYTES && row_bytes <= BUFFER_BYTES;
             let pitch = if together { row_bytes } else { segment };
             let most = ((BUFFER_BYTES - segment) / pitch + 1).min(rows.end - rows.start);
@@ -415,7 +415,7 @@ impl MatrixSource<'_> {
                         self.store.read_at(self.shard, part, start + i as u64 * row_bytes)?;
                     }
                 }
-                let place = Place {
+                let place = PieceInWindow {
                     rows: count as usize,
                     columns: (to - from) as usize,
                     pitch: pitch as usize,
@@ -436,22 +436,23 @@ impl MatrixSource<'_> {
     }
 }
 
-/// Where value `at` of so many stands, if the two halves of them take turns.
-pub(crate) fn in_pairs(at: u64, width: u64) -> u64 {
+/// The place of value `at` of `width` values that are stored in pairs, one of the first half and one of the second in
+/// turns.
+pub(crate) fn interleaved_rows(at: u64, width: u64) -> u64 {
     let half = (width / 2).max(1);
     at % half * 2 + at / half
 }
 
-/// Blocks of some stored rows.
-struct Part {
-    /// Which of a row.
+/// Blocks of several stored rows.
+struct BlockRun {
+    /// The range of blocks within each row.
     blocks: Range<u64>,
-    /// Bytes of those of one row.
+    /// The bytes that these blocks of one row take.
     bytes: u64,
     rows: Range<u64>,
 }
 
-/// What is read, in stored rows and columns, and where it goes.
+/// What is read, in stored rows and columns, and where it is written.
 #[derive(Clone)]
 struct Window {
     rows: Range<u64>,
@@ -460,8 +461,8 @@ struct Window {
     at: usize,
 }
 
-/// One piece in the buffer and its place in the window.
-struct Place {
+/// A piece in the buffer, and its place in the window.
+struct PieceInWindow {
     rows: usize,
     columns: usize,
     /// Bytes from one row to the next in the buffer.
@@ -472,7 +473,7 @@ struct Place {
     at: usize,
 }
 
-impl Place {
+impl PieceInWindow {
     fn copy<const W: usize, T>(&self, piece: &[u8], out: &mut [T], convert: impl Fn([u8; W]) -> T) {
         for row in 0..self.rows {
             let source = &piece[row * self.pitch..][..self.columns * W];

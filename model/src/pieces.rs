@@ -1,12 +1,12 @@
-//! A model in pieces: what a device without the model's directory fetches, and keeps.
+//! A model in pieces, for devices without the model's directory to fetch and store.
 //!
-//! Only tensors that the spec uses are cut, so that nothing else ever travels. A tensor whose stored
-//! rows are split over devices is cut by bytes. One whose rows are all needed by every device, each in
-//! part (the second product of a block, as `nn.Linear` stores it), is cut into tiles: all rows of a run
-//! of columns, row after row. So a device that holds a part of a matrix needs few bytes besides.
+//! Only tensors that the spec uses are cut, so that nothing else ever travels. A tensor whose stored rows are split
+//! over devices is cut by bytes. One of which every device needs all rows, but only a part of each (the second product
+//! of a block, as `nn.Linear` stores it), is cut into tiles: all rows of a run of columns, row after row. So a device
+//! that holds a part of a matrix fetches little besides.
 //!
-//! Pieces lie one after another in the *data*, in the order in which tensors are named here: vectors,
-//! matrices by layer, tables. Both ends derive that from config, names, shapes and types alone.
+//! Pieces lie one after another in the *data*, in a fixed order of tensors: vectors, matrices by layer, tables. Both
+//! ends derive it from config, names, shapes and types alone.
 
 use crate::{
     Matrix, ModelDir, Table, Vector,
@@ -17,62 +17,62 @@ use crate::{
 };
 use std::{collections::HashMap, ops::Range};
 
-/// Bytes of a piece: small next to the part of any device, and one head of a common model is one.
+/// Bytes of a piece: small compared with any device's part, and about one head of a common model.
 const PIECE_BYTES: u64 = 256 << 10;
-/// The largest piece that there can be: of a tile, all rows are in one.
+/// The largest piece that is possible: a tile has all rows in a single piece.
 pub const MAX_PIECE_BYTES: u64 = 4 << 20;
-/// The narrowest run of a row in a tile: below, reading runs costs more than it spares.
+/// The narrowest run of a row in a tile, in bytes: with narrower ones, reading costs more than it spares.
 const LEAST_RUN: u64 = 128;
-/// The same of values that stand in blocks: so many of them.
+/// The narrowest run of a row in a tile where values are in blocks, in values.
 const BLOCKS_OF: u64 = 256;
 
-/// Which side of a matrix devices share.
+/// The side of a matrix that is split over devices.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Split {
     Inputs,
     Outputs,
 }
 
-/// A tensor of the data.
+/// A tensor of the data, and how it is cut.
 #[derive(Clone, Debug)]
-pub(crate) struct Cut {
+pub(crate) struct TensorData {
     pub(crate) name: String,
-    /// Of its first byte in the data.
+    /// Where the tensor begins in the data, in bytes.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
-    /// Of one stored row.
+    /// Bytes of one stored row.
     row_bytes: u64,
-    /// Bytes of a row in one tile; 0 where it is cut by bytes.
+    /// Bytes of a row in one tile; 0 where the tensor is cut by bytes.
     pub(crate) tile: u64,
-    /// Number of its first piece.
+    /// The number of its first piece.
     first: u32,
 }
 
-/// A model of 4 TB.
+/// The most pieces of a model, enough for 4 TB.
 const MOST_PIECES: u64 = 1 << 24;
 
-/// How a model is cut.
+/// How a model is cut into pieces.
 #[derive(Clone, Debug)]
 pub struct Pieces {
-    cuts: Vec<Cut>,
+    cuts: Vec<TensorData>,
     places: HashMap<String, usize>,
-    /// Where each piece begins in the data, and where the last one ends.
+    /// Where each piece begins in the data, in bytes, and where the last one ends.
     starts: Vec<u64>,
-    /// There are fewer than this.
+    /// The number of pieces stays below this.
     most: u64,
 }
 
-impl Cut {
-    /// Stored rows.
+impl TensorData {
+    /// The number of stored rows.
     fn rows(&self) -> u64 {
         self.bytes.checked_div(self.row_bytes).unwrap_or(0)
     }
-    /// The piece in which a byte of a tensor that is cut by bytes lies.
+    /// The piece that holds a byte of a tensor that is cut by bytes.
     fn piece(&self, byte: u64) -> u32 {
         self.first + (byte / PIECE_BYTES) as u32
     }
-    /// The pieces in which bytes of the tensor lie, as its file has them. Of bytes in several rows of a tensor
-    /// in tiles these may be more.
+    /// The pieces that hold some bytes of the tensor, counted as in its file. For bytes in several rows of a tensor in
+    /// tiles, these are all of its pieces.
     pub(crate) fn stored(&self, bytes: Range<u64>) -> Range<u32> {
         if self.tile == 0 || bytes.is_empty() {
             return self.run(bytes);
@@ -85,7 +85,7 @@ impl Cut {
         let of = |byte: u64| self.first + (byte / self.tile) as u32;
         of(from)..of(to) + 1
     }
-    /// The pieces of these bytes of a tensor that is cut by bytes.
+    /// The pieces that hold some bytes of a tensor that is cut by bytes.
     fn run(&self, bytes: Range<u64>) -> Range<u32> {
         match bytes.is_empty() {
             true => self.first..self.first,
@@ -99,8 +99,9 @@ impl Pieces {
         Self { cuts: Vec::new(), places: HashMap::new(), starts: vec![0], most }
     }
 
-    /// Adds a tensor of stored rows, unless it is there already: in tiles of whole multiples of so many bytes of a
-    /// row, or cut by bytes. False if there are too many bytes or pieces.
+    /// Adds a tensor of stored rows, unless it is there already. With `tiled` it is cut into tiles where these fit,
+    /// with runs of a row that are a multiple of so many bytes, and otherwise by bytes. False if there are too many
+    /// bytes or pieces.
     fn add(&mut self, name: &str, rows: u64, row_bytes: u64, tiled: Option<u64>) -> bool {
         if self.places.contains_key(name) {
             return true;
@@ -122,20 +123,27 @@ impl Pieces {
         }
         let tile = if tiled { run } else { 0 };
         self.places.insert(name.to_owned(), self.cuts.len());
-        self.cuts.push(Cut { name: name.to_owned(), at, bytes: end - at, row_bytes, tile, first });
+        self.cuts.push(TensorData {
+            name: name.to_owned(),
+            at,
+            bytes: end - at,
+            row_bytes,
+            tile,
+            first,
+        });
         true
     }
 
-    /// How many there are.
+    /// The number of pieces.
     pub fn count(&self) -> u32 {
-        // add() keeps it below.
+        // add() keeps it below u32::MAX.
         (self.starts.len() - 1) as u32
     }
     /// Bytes of the data.
     pub fn total(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
-    /// Where a piece lies in the data; nothing where there is none.
+    /// The range of bytes of a piece in the data; empty where there is no such piece.
     pub fn span(&self, piece: u32) -> Range<u64> {
         let at = piece as usize;
         match self.starts.get(at..at + 2) {
@@ -143,12 +151,12 @@ impl Pieces {
             _ => 0..0,
         }
     }
-    /// Bytes of a piece.
+    /// The number of bytes of a piece.
     pub fn bytes(&self, piece: u32) -> u64 {
         let span = self.span(piece);
         span.end - span.start
     }
-    /// The pieces in which these bytes of the data lie.
+    /// The pieces that hold some bytes of the data.
     pub fn covering(&self, bytes: Range<u64>) -> Range<u32> {
         let before = |byte: u64| self.starts.partition_point(|start| *start <= byte) as u32;
         match bytes.is_empty() {
@@ -156,23 +164,23 @@ impl Pieces {
             false => before(bytes.start) - 1..before(bytes.end - 1).min(self.count()),
         }
     }
-    pub(crate) fn cuts(&self) -> &[Cut] {
+    pub(crate) fn cuts(&self) -> &[TensorData] {
         &self.cuts
     }
-    /// The tensor that a piece is of.
-    pub(crate) fn holding(&self, piece: u32) -> Result<&Cut, ModelError> {
+    /// The tensor that a piece belongs to.
+    pub(crate) fn holding(&self, piece: u32) -> Result<&TensorData, ModelError> {
         let place = self.cuts.partition_point(|cut| cut.first <= piece);
         let found = self.cuts[..place].iter().rfind(|cut| cut.bytes > 0);
         let found = found.filter(|_| piece < self.count());
         found.ok_or_else(|| ModelError::NotInModel { what: format!("piece {piece}") })
     }
-    fn cut(&self, name: &str) -> Result<&Cut, ModelError> {
+    fn cut(&self, name: &str) -> Result<&TensorData, ModelError> {
         let found = self.places.get(name).and_then(|place| self.cuts.get(*place));
         found.ok_or_else(|| ModelError::NotInModel { what: format!("tensor {name:?} in pieces") })
     }
 }
 
-/// Whose products are split, and how: each device has some of these inputs or outputs.
+/// Which side of a matrix is split over devices.
 fn split(matrix: Matrix) -> Split {
     match matrix {
         Matrix::AttentionOutput(_) | Matrix::Down(_) => Split::Inputs,
@@ -180,7 +188,7 @@ fn split(matrix: Matrix) -> Split {
     }
 }
 
-/// The tables of a model.
+/// The tables that a model of this spec has.
 fn tables(spec: &ModelSpec) -> impl Iterator<Item = Table> {
     let learned = matches!(spec.positions, Positions::Learned { .. });
     let word = spec.patches.is_none().then_some(Table::Word);
@@ -191,12 +199,12 @@ impl ModelDir {
     /// How this model is cut into pieces.
     ///
     /// # Errors
-    /// When it is beyond all sizes.
+    /// When it has more bytes or pieces than any model.
     pub fn pieces(&self) -> Result<Pieces, ModelError> {
         self.pieces_at_most(MOST_PIECES)
     }
 
-    /// [`ModelDir::pieces`], if they are no more than this.
+    /// [`ModelDir::pieces`], if there are no more than so many.
     pub(crate) fn pieces_at_most(&self, pieces: u64) -> Result<Pieces, ModelError> {
         let mut pieces = Pieces::new(pieces.min(MOST_PIECES) + 1);
         let large = || ModelError::TooLarge { path: self.path().into(), bytes: u64::MAX, limit: 0 };
@@ -207,10 +215,10 @@ impl ModelDir {
         }
         for which in Matrix::all(self.spec()) {
             let source = self.matrix(which)?;
-            // Whatever its values stand in.
+            // The file's bytes, whatever their format.
             let row_bytes = self.tensor_bytes(&source.name)? / source.height.max(1);
             let tiled = (source.storage == Storage::OutputRows) == (split(which) == Split::Inputs);
-            // Tiles begin where panels do, and between blocks.
+            // Tiles begin where panels of the engine do, and between blocks.
             let least = match source.stored.block() {
                 Some(block) => u64::from(block.bytes) * BLOCKS_OF.div_ceil(block.values.into()),
                 None => LEAST_RUN,
@@ -228,7 +236,7 @@ impl ModelDir {
         Ok(pieces)
     }
 
-    /// The pieces that hold a part of a matrix, and little besides.
+    /// The pieces that hold a part of a matrix, with little besides.
     ///
     /// # Errors
     /// When the model has no such matrix.
@@ -244,7 +252,7 @@ impl ModelDir {
         let first = source.first_output;
         let wide =
             |range: Range<u32>, by: u64| by + u64::from(range.start)..by + u64::from(range.end);
-        // What is rounded is read in whole blocks.
+        // Rounding reads whole blocks.
         let inputs = source.whole_blocks(inputs);
         let (rows, columns) = match source.storage {
             Storage::OutputRows => (wide(outputs, first), wide(inputs, 0)),
@@ -256,7 +264,7 @@ impl ModelDir {
         Ok(match cut.tile {
             0 => cut.run(rows.start * cut.row_bytes..rows.end * cut.row_bytes),
             tile => {
-                // Of a value in a block, where that begins.
+                // The byte at which a column begins, or the block that it is in.
                 let byte = |column: u64| match source.stored.block() {
                     Some(block) => column / u64::from(block.values) * u64::from(block.bytes),
                     None => source.stored.bytes(1, column),
@@ -276,10 +284,10 @@ impl ModelDir {
         Ok(cut.run(0..cut.bytes))
     }
 
-    /// The pieces that hold the tables of the model, whole.
+    /// The pieces that hold the tables of the model, in full.
     ///
     /// # Errors
-    /// When it has none, which no opened model is.
+    /// When a table is missing, which an opened model rules out.
     pub fn table_pieces(&self, pieces: &Pieces) -> Result<Vec<Range<u32>>, ModelError> {
         let of = |table| {
             let cut = pieces.cut(&self.table(table)?.0)?;
@@ -288,11 +296,11 @@ impl ModelDir {
         tables(self.spec()).map(of).collect()
     }
 
-    /// Reads one piece out of the files of a model directory into `out`, which it fills exactly.
+    /// Reads a piece from the model's files into `out`, which then has exactly its bytes.
     ///
     /// # Errors
-    /// When there is no such piece, the files cannot be read, or it is not what a manifest says that the
-    /// model is compared with.
+    /// When there is no such piece, the files cannot be read, or the piece differs from the manifest that the model is
+    /// compared with.
     pub fn read_piece(
         &self,
         pieces: &Pieces,
@@ -304,7 +312,7 @@ impl ModelDir {
 }
 
 impl Store {
-    /// Reads one piece out of the files, whatever is in it.
+    /// Reads a piece from the files, without comparing it with a manifest.
     pub(crate) fn read_raw_piece(
         &self,
         pieces: &Pieces,
@@ -370,7 +378,7 @@ mod tests {
             range.map(|piece| pieces.bytes(piece)).sum::<u64>()
         };
         let (hidden, inner) = (1024, 4096);
-        // A quarter of each matrix is a quarter of its bytes, whichever side is split.
+        // A quarter of a matrix takes a quarter of its bytes, whichever side is split.
         assert_eq!(of(Matrix::Query(0), 0..hidden, 256..512), 1 << 20);
         assert_eq!(of(Matrix::AttentionOutput(0), 256..512, 0..hidden), 1 << 20);
         assert_eq!(of(Matrix::Up(0), 0..hidden, 0..1024), 4 << 20);

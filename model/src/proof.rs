@@ -1,8 +1,8 @@
-//! A directory compared with the manifest of its model, piece by piece, each before it is first read.
+//! Compares a model directory with its manifest, piece by piece, each before it is first read.
 //!
-//! A fingerprint tells models apart by a sample of their weights, and so a directory of the right fingerprint
-//! may still hold others: damaged, or changed by somebody. Whoever has the manifest from somebody it trusts
-//! compares. What was found right is remembered with the files that it was found in.
+//! A fingerprint tells models apart by a sample of their weights, so that a directory with the right fingerprint may
+//! still hold other weights: damaged, or changed by somebody. A device that has the manifest from a source that it
+//! trusts compares them. Pieces that were right are remembered, together with the state of the files.
 
 use crate::{
     ModelDir,
@@ -22,37 +22,37 @@ use std::{
     },
 };
 
-/// The form in which it is kept.
+/// The version of the stored form.
 const VERSION: u32 = 1;
-/// Pieces of a word of bits.
+/// Pieces in one word of the bit set.
 const WORD: u32 = u64::BITS;
 
-/// Which pieces of a directory were found to be what a manifest says.
+/// Which pieces of a directory were found to match its manifest.
 #[derive(Debug)]
 pub struct Proof {
     manifest: Manifest,
     pieces: Pieces,
     files: Vec<Stamp>,
-    /// Of each file, by their last bytes: the tensors of the manifest, by their places among its cuts.
+    /// For each file, its tensors by their last byte: each with its first byte, and its place among the cuts.
     tensors: Vec<BTreeMap<u64, (u64, usize)>>,
-    /// A bit for each piece.
+    /// A bit for each piece that was found right.
     right: Vec<AtomicU64>,
 }
 
-/// What tells that a file is another, or was written since.
+/// The identity and times of a file, which tell whether it was replaced or written since.
 #[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
 struct Stamp {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
-    /// Changes with the contents, too, and nobody sets it.
+    /// The time of the last change of contents or attributes, which programs do not set.
     changed: (i64, i64),
 }
 
-/// A proof as it is kept.
+/// The stored form of a proof.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredProof {
     version: u32,
     files: Vec<Stamp>,
     right: Vec<u64>,
@@ -73,10 +73,10 @@ impl Stamp {
 }
 
 impl Proof {
-    /// Of a directory, with nothing found yet but what was `kept` of the same files.
+    /// A proof of a directory in which nothing is compared yet, except what was `kept` for the same files.
     ///
     /// # Errors
-    /// When the manifest is of another model, or a file cannot be looked at.
+    /// When the manifest is of another model, or a file's state cannot be read.
     pub fn new(
         model: &ModelDir,
         manifest: Manifest,
@@ -97,42 +97,42 @@ impl Proof {
             }
         }
         let words = pieces.count().div_ceil(WORD) as usize;
-        let right = kept.and_then(|kept| Kept::read(kept, &files, words));
+        let right = kept.and_then(|kept| StoredProof::read(kept, &files, words));
         let right = right.unwrap_or_else(|| vec![0; words]);
         let right = right.into_iter().map(AtomicU64::new).collect();
         Ok(Self { manifest, pieces, files, tensors, right })
     }
 
-    /// Whether it is of these files, as they are now.
+    /// Whether this is a proof of the model's files as they are now.
     pub fn is_of(&self, model: &ModelDir) -> bool {
         let now = model.store().shards().iter().map(Stamp::of).collect::<Result<Vec<_>, _>>();
         model.files_fingerprint() == self.manifest.fingerprint()
             && now.is_ok_and(|now| now == self.files)
     }
 
-    /// What it is compared with.
+    /// The manifest that pieces are compared with.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// How many pieces were found right.
+    /// The number of pieces that were found right.
     pub fn found(&self) -> u32 {
         self.right.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     }
 
-    /// As it is kept for the next time.
+    /// The stored form, for the next time that the model is opened.
     ///
     /// # Errors
-    /// When it has no such form, which none that was made has.
+    /// When it cannot be serialised, which does not happen to proofs of this build.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
         let right: Vec<_> = self.right.iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        // As [`Kept`] is read.
+        // The fields in the order of [`Kept`].
         let kept = postcard::to_stdvec(&(VERSION, &self.files, right));
         let kept = kept.map_err(|error| ModelError::Manifest { why: error.to_string() })?;
         Ok([&Digest::of(&kept).0[..], &kept].concat())
     }
 
-    /// Compares the pieces of these bytes of a file that were not compared yet.
+    /// Compares the pieces that hold these bytes of a file, unless they were found right before.
     pub(crate) fn admit(
         &self,
         store: &Store,
@@ -155,7 +155,7 @@ impl Proof {
         Ok(())
     }
 
-    /// Compares a piece, unless it was found right before.
+    /// Compares a piece with the manifest, unless it was found right before.
     pub(crate) fn compare(
         &self,
         store: &Store,
@@ -183,8 +183,8 @@ impl Proof {
     }
 }
 
-impl Kept {
-    /// What was found right in these files, as so many words of bits.
+impl StoredProof {
+    /// The stored bits, if they are of these files in their present state and as many words as are needed.
     fn read(bytes: &[u8], files: &[Stamp], words: usize) -> Option<Vec<u64>> {
         let (digest, kept) = bytes.split_at_checked(32)?;
         if Digest::of(kept).0[..] != *digest {
@@ -197,21 +197,22 @@ impl Kept {
 }
 
 impl ModelDir {
-    /// Has all that is read from now on compared first: what is not right is [`ModelError::Piece`].
+    /// Compares everything that is read from now on with the manifest: reads of what differs fail with
+    /// [`ModelError::Piece`].
     pub fn prove(&self, proof: Arc<Proof>) {
         self.store().prove(proof);
     }
 
-    /// What it is compared with, if it is.
+    /// The proof that reads are compared by, if there is one.
     pub fn proof(&self) -> Option<&Arc<Proof>> {
         self.store().proof()
     }
 
-    /// Compares the tables of the model, whose rows are read for one request after another. `go_on` is asked
-    /// before each piece.
+    /// Compares the tables of the model, whose rows are read request after request. `go_on` is asked before each piece
+    /// whether to continue.
     ///
     /// # Errors
-    /// When a piece cannot be read or is not right.
+    /// When a piece cannot be read, or differs from the manifest.
     pub fn prove_tables(&self, mut go_on: impl FnMut() -> bool) -> Result<(), ModelError> {
         let Some(proof) = self.proof() else { return Ok(()) };
         let mut read = Vec::new();
@@ -255,7 +256,7 @@ mod tests {
         model
     }
 
-    /// Reads everything, in windows whose edges lie anywhere.
+    /// Reads all of a model, in windows whose edges lie anywhere.
     fn read_all(model: &ModelDir) -> Result<(), ModelError> {
         let mut scratch = Vec::new();
         for which in Vector::all(model.spec()) {
@@ -277,11 +278,11 @@ mod tests {
                 model.embedding_rows(Table::Word, &[id], &mut row)?;
             }
         }
-        // Positions, too.
+        // The position table, too.
         model.prove_tables(|| true)
     }
 
-    /// Writes over bytes of a tensor of a directory.
+    /// Overwrites bytes of a tensor of a directory.
     fn write_over(path: &Path, tensor: &str, at: u64, bytes: &[u8]) {
         let model = ModelDir::open(path).unwrap();
         let tensor = model.store().listed(tensor).unwrap().0;
@@ -300,7 +301,7 @@ mod tests {
         }
     }
 
-    /// Of each matrix, eight bytes; of the fingerprint's sample none. One matrix lies in tiles.
+    /// Eight bytes of each matrix are overwritten, outside the fingerprint's sample. One matrix is in tiles.
     #[test]
     fn zeros_in_any_tensor_are_named() {
         let dir = tempfile::tempdir().unwrap();
@@ -321,14 +322,14 @@ mod tests {
             } else {
                 missed.push(cut.name.clone());
             }
-            // As it was: what is written over is known of a model that is made anew.
+            // Back to the right bytes, by writing the model anew.
             Shape::bert(1, 640, 10).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
         }
         let tiled = |name: &String| name.contains("output.dense.weight");
         assert!(!missed.iter().any(tiled), "the sample has all of {missed:?}");
     }
 
-    /// One byte of any tensor is noticed, whatever blocks it lies in.
+    /// A change of one byte of any tensor is noticed, whatever format it is in.
     #[test]
     fn a_gguf_file_is_compared() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/gguf/tiny.gguf");
@@ -342,7 +343,7 @@ mod tests {
         let path = dir.path().join("tiny.gguf");
         for cut in model.pieces().unwrap().cuts() {
             fs::copy(&tiny, &path).unwrap();
-            // Opened before it is changed: the sample of a small file is all of it.
+            // The model is opened before the change: the fingerprint's sample of a small file is all of it.
             let model = proven(&path, &manifest, None);
             write_over(&path, &cut.name, cut.bytes - 1, &[0x5a]);
             let error = read_all(&model).unwrap_err();
@@ -361,13 +362,13 @@ mod tests {
         let kept = proof.to_bytes().unwrap();
         let again = proven(copy.path(), &manifest, Some(&kept));
         assert_eq!(again.proof().unwrap().found(), proof.found());
-        // What is cut off, of other files or of another form is not believed.
+        // A proof that is cut short, of other files or of another form is ignored.
         for bad in [&kept[..kept.len() - 1], &kept[1..], b"", &[0; 99]] {
             assert_eq!(proven(copy.path(), &manifest, Some(bad)).proof().unwrap().found(), 0);
         }
         let other = golden_copy("bert");
         assert_eq!(proven(other.path(), &manifest, Some(&kept)).proof().unwrap().found(), 0);
-        // Written since, though the time of that was set back.
+        // The file was written since, though its time was set back.
         let path = copy.path().join("model.safetensors");
         let time = fs::metadata(&path).unwrap().modified().unwrap();
         let bytes = fs::read(&path).unwrap();

@@ -1,9 +1,9 @@
 //! A model whose matrices are rounded to formats of few bits as they are read.
 //!
-//! Whoever reads such a model, by [`ModelDir::quantised`], finds its matrices in blocks, as if its files had them so:
-//! they have other formats, and the model has another fingerprint. Blocks are rounded by themselves, so that every
-//! device has the same bits, whichever part of a matrix it reads. What is in the files, and so how a model is cut in
-//! pieces and what these hold, stays as it is.
+//! The matrices of a model that [`ModelDir::quantised`] returns read as if its files had them in blocks: they have
+//! other formats, and the model has another fingerprint. Each block is rounded by itself, so that every device gets the
+//! same bits, whichever part of a matrix it reads. The files, and so how a model is cut into pieces and what these
+//! hold, stay as they are.
 
 use crate::{
     Matrix, ModelDir,
@@ -26,7 +26,7 @@ pub enum Quantisation {
     Q4,
 }
 
-/// A number of bits that nobody knows.
+/// The error for a number of bits that is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not known: q8, q6 and q4 are")]
 pub struct UnknownQuantisation(String);
@@ -44,8 +44,8 @@ impl Quantisation {
         }
     }
 
-    /// The format of a matrix, or table, with so many inputs: none where no whole blocks fit into its rows, or it is
-    /// none of those that are rounded.
+    /// The format to which a matrix, or a table, with so many inputs is rounded; `None` where its rows are no whole
+    /// blocks, or it is not one of those that are rounded.
     pub(crate) fn format(self, which: Matrix, inputs: u32) -> Option<WeightFormat> {
         let wanted = match (which, self) {
             (Matrix::Patch | Matrix::ClassDense | Matrix::ClassOutput, _) => return None,
@@ -57,7 +57,7 @@ impl Quantisation {
             format.block().is_some_and(|block| inputs.is_multiple_of(block.values))
         };
         debug_assert!(encodes(wanted), "{wanted}");
-        // Rows that are no multiple of 256 values.
+        // `q8_0` is for rows that are no multiple of 256 values.
         [wanted, WeightFormat::Q8_0].into_iter().find(fits)
     }
 }
@@ -76,12 +76,13 @@ impl FromStr for Quantisation {
     }
 }
 
-/// How many matrices are named that are not as asked.
+/// The most matrices that a message names.
 const NAMED: usize = 3;
-/// Stands between the digest of a fingerprint and the name of what matrices are rounded to.
+/// The character between the digest of a fingerprint and the name of what matrices are rounded to.
 const ROUNDED: char = '-';
 
-/// The fingerprint of the files of a model, and to what its matrices are rounded, by the fingerprint that a plan names.
+/// Splits a fingerprint into that of the model's files, and the number of bits to which its matrices are rounded, if
+/// they are.
 pub fn of_fingerprint(fingerprint: &str) -> (&str, Option<Quantisation>) {
     let parts = fingerprint.split_once(ROUNDED);
     match parts.and_then(|(files, name)| Some((files, name.parse().ok()?))) {
@@ -95,31 +96,31 @@ pub(crate) fn named_fingerprint(files: &str, to: Quantisation) -> String {
     format!("{files}{ROUNDED}{to}")
 }
 
-/// What rounding does to a matrix.
+/// What rounding did to a matrix.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rounded {
-    /// Which.
+    /// The matrix that was rounded; for a token embedding table of its own, the language head.
     pub matrix: Matrix,
-    /// Name of its tensor.
+    /// The name of the tensor that holds it.
     pub tensor: String,
-    /// In which format it is in the files,
+    /// The format in the files.
     pub stored: WeightFormat,
-    /// and what it is rounded to: the same, where rows are no multiple of 32 values or a matrix is none of those that
-    /// are rounded.
+    /// The format after rounding: equal to `stored` where rows are no multiple of 32 values, or the matrix is not one
+    /// of those that are rounded.
     pub format: WeightFormat,
-    /// The root mean square of the error over that of the values.
+    /// The relative error: the root mean square of the errors over that of the values.
     pub error: f64,
 }
 
-/// Squares of errors and of values.
+/// Sums of squared errors and of squared values.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Squares {
+pub(crate) struct SquaredErrors {
     errors: f64,
     values: f64,
 }
 
-impl Squares {
-    /// Adds values that were rounded.
+impl SquaredErrors {
+    /// Adds values and what they were rounded to.
     pub(crate) fn add(&mut self, values: &[f32], rounded: &[f32]) {
         let square = |value: f32| f64::from(value) * f64::from(value);
         self.errors += values.iter().zip(rounded).map(|(a, b)| square(a - b)).sum::<f64>();
@@ -136,11 +137,11 @@ impl Squares {
 }
 
 impl ModelDir {
-    /// The model with its matrices rounded as they are read: those of layers and the language head, with the table of
-    /// words where it is the head.
+    /// Rounds the model's matrices as they are read: those of layers and the language head, and with it a token
+    /// embedding table that is tied to it.
     ///
     /// # Errors
-    /// When it has matrices of few bits already, or none whose rows have whole blocks.
+    /// When the model has matrices of few bits already, or none whose rows are whole blocks.
     pub fn quantised(mut self, to: Quantisation) -> Result<Self, ModelError> {
         let mut any = false;
         for which in Matrix::all(self.spec()) {
@@ -163,8 +164,8 @@ impl ModelDir {
         Ok(model)
     }
 
-    /// What is rounded to what, and by name what is not as it was asked; nothing where nothing is rounded. A warning
-    /// says it, too.
+    /// A sentence about what matrices are rounded to, and by name which are in another format; `None` where nothing is
+    /// rounded. It is among the warnings, too.
     pub fn rounding_in_words(&self) -> Option<String> {
         let to = self.quantisation()?;
         let other = self.not_as_asked();
@@ -185,10 +186,10 @@ impl ModelDir {
         ))
     }
 
-    /// [`ModelDir::quantised`], if matrices are to be rounded.
+    /// [`ModelDir::quantised`], if matrices are to be rounded; the same model otherwise.
     ///
     /// # Errors
-    /// As there.
+    /// As for `quantised`.
     pub fn quantised_to(self, to: Option<Quantisation>) -> Result<Self, ModelError> {
         match to {
             Some(to) => self.quantised(to),
@@ -196,8 +197,8 @@ impl ModelDir {
         }
     }
 
-    /// Matrices that keep their own format though others of layers are rounded, or that take another format than most
-    /// because their rows are no multiple of 256 values: by their names, and what is done with them.
+    /// The matrices that keep their own format though others of layers are rounded, or that are in another format than
+    /// most because their rows are no multiple of 256 values: the name of each, and its format.
     pub fn not_as_asked(&self) -> Vec<(String, WeightFormat)> {
         let Some(to) = self.quantisation() else { return Vec::new() };
         let other = |which: Matrix| {
@@ -208,8 +209,8 @@ impl ModelDir {
         Matrix::all(self.spec()).filter_map(other).collect()
     }
 
-    /// What rounding does to each matrix, which takes reading all of them. `progress` is told how many were read, and
-    /// how many there are.
+    /// Computes what rounding does to each matrix, for which all are read. `progress` is called with the number of
+    /// matrices that were read, and that of all.
     ///
     /// # Errors
     /// When the files cannot be read.
@@ -227,11 +228,11 @@ impl ModelDir {
         Ok(found)
     }
 
-    /// What rounding does to a matrix.
+    /// Computes what rounding does to a matrix.
     fn rounding_of(&self, which: Matrix) -> Result<Rounded, ModelError> {
         let source = self.matrix(which)?;
         let (format, stored) = (source.format(), source.stored);
-        let mut squares = Squares::default();
+        let mut squares = SquaredErrors::default();
         if format != stored {
             let mut rounded = Vec::new();
             let outputs = 0..source.columns();
@@ -246,13 +247,13 @@ impl ModelDir {
         Ok(Rounded { matrix: which, tensor, stored, format, error })
     }
 
-    /// Whether the table of words is the language head, too.
+    /// Whether the language head shares the token embedding table.
     pub(crate) fn tied(&self) -> bool {
         matches!(self.spec().head, HeadSpec::Language { tied: true, .. })
     }
 
-    /// To what the rows of the table of words are rounded: as the language head where it is that, else not at all,
-    /// since devices do not hold it.
+    /// The format to which rows of the token embedding table are rounded: that of the language head where it is tied,
+    /// or else none, since devices do not hold the table.
     pub(crate) fn words_format(&self) -> Option<WeightFormat> {
         let to = self.quantisation().filter(|_| self.tied())?;
         to.format(Matrix::LanguageHead, self.spec().hidden)

@@ -1,4 +1,4 @@
-//! What lies where a model or one of its files was expected: pointers, error pages, and the formats and
+//! Recognises what lies where a model or one of its files was expected: pointers, error pages, and the formats and
 //! layouts that are not read, each named for what it is.
 
 use crate::{error::ModelError, fields::Warning};
@@ -9,20 +9,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of a file by which it is recognised.
+/// The bytes at the start of a file by which it is recognised.
 const START_BYTES: usize = 512;
-/// Files of a directory that are looked at.
+/// The most files of a directory that are looked at.
 const MAX_FILES: usize = 10_000;
-/// Largest small file that is read for a message.
+/// The largest JSON file that is read for a message.
 const MAX_BYTES: u64 = 1 << 20;
 
 const FETCH: &str = "fetch it again (`galaxy pull`, or the model's page): a login may be needed";
 const CONVERT: &str = "convert it to safetensors: load it with transformers and save_pretrained";
 
-/// Refuses a file that stands for another, by its first bytes.
+/// Refuses a file that stands for another one, judged by its first bytes.
 ///
 /// # Errors
-/// When it is a pointer of git-lfs, a page, empty, or text of another encoding.
+/// When it is a pointer of git-lfs, an HTML page, empty, or text in another encoding.
 pub(crate) fn stand_in(path: &Path, bytes: &[u8]) -> Result<(), ModelError> {
     let start = &bytes[..bytes.len().min(START_BYTES)];
     let found = if start.is_empty() {
@@ -48,10 +48,10 @@ pub(crate) fn stand_in(path: &Path, bytes: &[u8]) -> Result<(), ModelError> {
     Err(another(path, found.0, found.1))
 }
 
-/// As [`stand_in`], for a file of weights that is no safetensors: it may be of another format.
+/// Refuses a file of weights that is not in safetensors: as [`stand_in`] does, or because it is in another format.
 ///
 /// # Errors
-/// As there, and when it is of a format that is known and not read.
+/// As for `stand_in`, and when it is of a known format that is not read.
 pub(crate) fn weights(path: &Path) -> Result<(), ModelError> {
     let start = start_of(path);
     stand_in(path, &start)?;
@@ -61,7 +61,7 @@ pub(crate) fn weights(path: &Path) -> Result<(), ModelError> {
     }
 }
 
-/// Why a directory cannot be opened that has no file `wanted`: what it is instead, where that is known.
+/// The error for a directory that has no file `wanted`: what it is instead, where that is known.
 pub(crate) fn directory(path: &Path, wanted: &str) -> ModelError {
     let not_there = || ModelError::NotThere { path: path.to_owned(), wanted: wanted.to_owned() };
     let Ok(metadata) = std::fs::metadata(path) else {
@@ -90,7 +90,7 @@ pub(crate) fn directory(path: &Path, wanted: &str) -> ModelError {
     }
 }
 
-/// What the files of a directory say of it that lacks one.
+/// What a directory without a model is, and what to do, judged by its files.
 fn layout(path: &Path) -> Option<(String, String)> {
     let text = |name: &str| small_json(&path.join(name));
     if let Some(adapter) = text("adapter_config.json") {
@@ -145,7 +145,7 @@ fn layout(path: &Path) -> Option<(String, String)> {
     )
 }
 
-/// The directory of the only snapshot of a cache, or of that which is named main.
+/// The directory of the snapshot in a Hub cache that is called main, or else of the first one.
 fn snapshot(path: &Path) -> Option<PathBuf> {
     let snapshots = path.join("snapshots");
     let names = names(&snapshots);
@@ -155,10 +155,10 @@ fn snapshot(path: &Path) -> Option<PathBuf> {
     Some(snapshots.join(name))
 }
 
-/// Files of quantisers that say nothing in `config.json`.
+/// Refuses a directory with the files of quantisers that leave no trace in `config.json`.
 ///
 /// # Errors
-/// When there is one.
+/// When there is such a file.
 pub(crate) fn quantised(directory: &Path) -> Result<(), ModelError> {
     for (name, method) in [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")] {
         if directory.join(name).is_file() {
@@ -169,7 +169,7 @@ pub(crate) fn quantised(directory: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// What is said of files beside a whole model that are not read.
+/// A warning about an adapter that lies beside a whole model.
 pub(crate) fn beside(directory: &Path) -> Option<Warning> {
     let path = directory.join("adapter_config.json");
     let text = "an adapter lies beside the model, and is not applied: merge the two \
@@ -177,7 +177,8 @@ pub(crate) fn beside(directory: &Path) -> Option<Warning> {
     path.is_file().then(|| Warning { path, text: text.to_owned() })
 }
 
-/// What is said where text is to be read and there is no `tokenizer.json`: which files there are.
+/// A sentence about what to do where text is to be read and there is no `tokenizer.json`, given the files that there
+/// are.
 #[cfg(feature = "tokenizer")]
 pub(crate) fn tokenizer_files(directory: &Path) -> String {
     let names = names(directory);
@@ -195,7 +196,7 @@ pub(crate) fn tokenizer_files(directory: &Path) -> String {
     )
 }
 
-/// The id of a model of the Hub that a path may be meant as: two plain names.
+/// The id of a model on the Hub that a path may be meant as: two plain names.
 fn hub_id(path: &Path) -> Option<&str> {
     let text = path.to_str()?;
     let (owner, name) = text.split_once('/')?;
@@ -203,13 +204,13 @@ fn hub_id(path: &Path) -> Option<&str> {
         let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         !part.is_empty() && part.len() <= 96 && part.chars().all(known) && !part.starts_with('.')
     };
-    // The directory that is there, with a name in it that is not, was meant as one.
+    // A path into a directory that exists was meant as a path.
     (plain(owner) && plain(name) && !Path::new(owner).exists()).then_some(text)
 }
 
 const GGUF: &str = "give one .gguf file by its name";
 
-/// Formats of weights by their first bytes, and what to do.
+/// Recognises a format of weights by its first bytes, and says what to do.
 fn format(start: &[u8]) -> Option<(&'static str, &'static str)> {
     let known: [(&[u8], _, _); 6] = [
         (b"GGUF", "a file of GGUF", GGUF),
@@ -247,7 +248,7 @@ fn small_json(path: &Path) -> Option<Value> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Names of the files of a directory, in order.
+/// Names of the files in a directory, sorted.
 fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let names = entries.flatten().take(MAX_FILES).map(|e| e.file_name());
@@ -256,7 +257,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A text of a file for a message.
+/// A text of a file, shortened for a message and without control characters.
 fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(80).collect()
 }
@@ -274,10 +275,10 @@ mod tests {
         ModelDir::open(path).expect_err("no model").to_string()
     }
 
-    /// Names and what stands in them.
+    /// The names and contents of files.
     type Files<'a> = &'a [(&'a str, &'a str)];
 
-    /// What is said of a directory with these files.
+    /// The error for a directory with these files.
     fn of_files(files: Files<'_>) -> String {
         let directory = tempfile::tempdir().expect("a temporary directory");
         for (name, text) in files {

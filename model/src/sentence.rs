@@ -1,5 +1,5 @@
-//! What a sentence-transformers directory says about vectors: how hidden states are pooled, what stands on
-//! the pooled vector, prompts, lengths.
+//! The settings of a sentence-transformers directory: how hidden states are pooled, the modules behind the pooling,
+//! prompts and lengths.
 
 mod cross;
 mod layers;
@@ -18,38 +18,38 @@ pub use pooling::PoolingMode;
 pub(crate) use read::{model_place, read};
 use std::{collections::BTreeMap, path::Path};
 
-/// How the rows of a text become its vector.
+/// How the hidden states of a text become its vector.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SentenceConfig {
-    /// How rows become one vector; the vectors of several modes stand one behind another.
+    /// How hidden states are pooled into one vector; the vectors of several modes are concatenated.
     pooling: Vec<PoolingMode>,
     /// Whether the rows of a prompt are pooled, too.
     include_prompt: bool,
-    /// What stands on the pooled vector, in this order.
+    /// The modules that the pooled vector goes through, in this order.
     layers: Vec<Layer>,
-    /// Texts put before others, by name.
+    /// Prompts that are put before texts, by name.
     prompts: BTreeMap<String, String>,
-    /// The name of the one that is used where nothing else is asked.
+    /// The name of the prompt that is used where a request names none.
     default_prompt: Option<String>,
-    /// Vectors are cut to so many values.
+    /// How many values vectors are cut to, if they are cut.
     dimensions: Option<u32>,
-    /// Longer texts are cut to this many tokens, special ones included; instead of what the tokenizer says.
+    /// Longer texts are cut to this many tokens, special ones included; `None` leaves it to the tokenizer.
     pub max_tokens: Option<u32>,
-    /// Whether text is lower-cased before all that the tokenizer's own files say.
+    /// Whether texts are lower-cased before anything that the tokenizer's own files say.
     pub lower_case: bool,
 }
 
-/// What is asked of vectors besides what a model's files say.
+/// What a request asks of vectors, besides what the model's files say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VectorForm {
-    /// They are cut to so many values, instead of what the files say.
+    /// How many values vectors are cut to; `None` leaves it to the model's files.
     pub dimensions: Option<u32>,
-    /// They are scaled to length one in the end.
+    /// Whether vectors are scaled to length one in the end.
     pub normalise: bool,
 }
 
 impl Default for SentenceConfig {
-    /// What sentence-transformers does with a plain model: mean pooling, not normalised.
+    /// The defaults of sentence-transformers for a plain model: mean pooling, not normalised.
     fn default() -> Self {
         Self {
             pooling: vec![PoolingMode::Mean],
@@ -65,7 +65,7 @@ impl Default for SentenceConfig {
 }
 
 impl SentenceConfig {
-    /// What devices are asked for: the pooled vector, where they can pool it.
+    /// The output that devices are asked for: the pooled vector where they can pool, or else hidden states.
     pub fn wanted(&self) -> Wanted {
         match self.pooling.as_slice() {
             [mode] => mode.on_devices().map_or(Wanted::Hidden, Wanted::Pooled),
@@ -73,7 +73,7 @@ impl SentenceConfig {
         }
     }
 
-    /// The same for texts with a prompt before them.
+    /// The output that devices are asked for where texts have a prompt before them.
     pub fn wanted_behind_prompts(&self) -> Wanted {
         if self.include_prompt { self.wanted() } else { Wanted::Hidden }
     }
@@ -83,7 +83,7 @@ impl SentenceConfig {
         self.include_prompt
     }
 
-    /// The prompt of this name, or else the one that is used by default; empty where there is none.
+    /// The prompt of this name, or the default prompt; empty where there is none.
     ///
     /// # Errors
     /// The known names, where this one is not among them.
@@ -93,17 +93,16 @@ impl SentenceConfig {
         found.ok_or_else(|| self.prompts.keys().map(String::as_str).collect())
     }
 
-    /// Values of a vector, of hidden states of so many, before it is cut.
+    /// The number of values of a vector, before it is cut, for hidden states of `hidden` values.
     pub fn width(&self, hidden: u32) -> u32 {
         let pooled = hidden.saturating_mul(self.pooling.len() as u32);
         self.layers.iter().fold(pooled, |width, layer| layer.width(width))
     }
 
-    /// The pooled vector of a text, of whose rows the first `skipped` do not count; none where no row
-    /// counts.
+    /// Pools the hidden states of a text, of which the first `skipped` rows do not count; `None` where no row counts.
     ///
     /// # Shapes
-    /// `rows`: `[rows, hidden]`
+    /// `rows` is `[rows, hidden]`, row-major.
     pub fn pool(&self, rows: &[f32], hidden: u32, skipped: usize) -> Option<Vec<f32>> {
         let hidden = hidden as usize;
         if rows.len() <= skipped.saturating_mul(hidden) {
@@ -114,10 +113,10 @@ impl SentenceConfig {
         Some(pooled)
     }
 
-    /// The vector of a text, of its pooled one.
+    /// Turns a pooled vector into the vector of the text: through the modules, cut and scaled.
     pub fn finish(&self, pooled: Vec<f32>, form: VectorForm) -> Vec<f32> {
         let mut values = self.layers.iter().fold(pooled, |values, layer| layer.apply(values));
-        // As sentence-transformers: what was scaled to length one before is not scaled again.
+        // As in sentence-transformers: a vector that was scaled to length one is not scaled again after it is cut.
         if let Some(dimensions) = form.dimensions.or(self.dimensions) {
             values.truncate(dimensions as usize);
         }
@@ -129,16 +128,16 @@ impl SentenceConfig {
 }
 
 impl ModelDir {
-    /// Reads `modules.json` and the files that it names, weights among them.
+    /// Reads `modules.json` and the files that it names, with their weights.
     ///
     /// # Errors
-    /// When one is damaged, or asks for something that this build does not do.
+    /// When a file is damaged, or asks for something that this build does not support.
     pub fn sentence(&self) -> Result<SentenceConfig, ModelError> {
         read(self.root(), Some(self.spec().hidden))
     }
 }
 
-/// Fields of the files of sentence-transformers that nothing is known of.
+/// Warnings about unknown fields in the files of sentence-transformers.
 pub(crate) fn look_over(root: &Path) -> Vec<Warning> {
     read::look_over(root)
 }

@@ -1,8 +1,8 @@
-//! Shapes of well-known models, and models of such shapes with made-up weights: for measuring and
-//! for tests, where the speed matters and what comes out does not.
+//! Shapes of well-known models, and models of such shapes with made-up weights, for measurements
+//! and tests that depend on speed and not on results.
 //!
-//! A directory written here is one that `transformers` would have written: the same files, tensor
-//! names, shapes and types. Values depend on nothing but the names of their tensors, and are small
+//! A directory that is written here looks as if `transformers` had written it: the same files,
+//! tensor names, shapes and types. Values depend only on the names of their tensors, and are small
 //! enough that no layer overflows.
 
 mod family;
@@ -15,60 +15,60 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of one file of weights, as `transformers` cut them for years.
+/// The most bytes of a file of weights, as `transformers` cut them for years.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// The shape of a model, whatever its family.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Shape {
-    /// `model_type` of its config.
+    /// The `model_type` of its config.
     pub family: &'static str,
-    /// Layers.
+    /// The number of layers.
     pub layers: u32,
-    /// Width of a row.
+    /// The hidden size: values in a row.
     pub hidden: u32,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: u32,
-    /// Key-value heads.
+    /// The number of key-value heads.
     pub kv_heads: u32,
-    /// Inner width of the MLP.
-    pub inner: u32,
-    /// Rows of the embedding table; of an image model, its classes.
+    /// The intermediate size of the MLP.
+    pub intermediate: u32,
+    /// Rows of the token embedding table; in an image model, the number of classes.
     pub vocabulary: u32,
-    /// The longest sequence that it was made for.
+    /// The longest sequence that the model is for, in rows.
     pub positions: u32,
-    /// How its weights are stored.
+    /// The format in which its weights are stored.
     pub format: WeightFormat,
-    /// What its config says beyond what its family's says, as a JSON object.
+    /// Config fields that differ from the family's, as a JSON object.
     pub config: &'static str,
 }
 
-/// What the values of a tensor are.
+/// How the values of a tensor are distributed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fill {
-    /// Near one.
+    /// Around one, within 0.05.
     Norm,
-    /// Near zero.
+    /// Around zero, within 0.01.
     Bias,
-    /// Small.
+    /// Around zero, with a deviation of 0.02.
     Weight,
-    /// Smaller: it is added to the residual once in each layer.
+    /// Around zero, and smaller the more layers there are: each layer adds it to the residual.
     Residual,
 }
 
 /// A tensor to be written.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tensor {
-    /// Its name.
+    /// The tensor's full name.
     pub name: String,
-    /// Its shape, as its family stores it.
+    /// The shape, as the family stores it.
     pub shape: Vec<u32>,
-    /// What its values are.
+    /// How the values are distributed.
     pub fill: Fill,
 }
 
 impl Tensor {
-    /// How many values it has.
+    /// The number of values.
     pub fn values(&self) -> u64 {
         self.shape.iter().map(|&n| u64::from(n)).product()
     }
@@ -78,9 +78,9 @@ impl Tensor {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {path}: {source}")]
 pub struct WriteError {
-    /// Which.
+    /// The file that was to be written.
     pub path: PathBuf,
-    /// Why.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
@@ -93,15 +93,15 @@ impl WriteError {
 /// A model of the catalogue.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Model {
-    /// Its name, and that of its directory.
+    /// The name of the model and of its directory.
     pub name: &'static str,
-    /// The published model whose shape it has.
+    /// The published model that has the same shape.
     pub like: &'static str,
-    /// Its shape.
+    /// The shape of the model.
     pub shape: Shape,
 }
 
-/// An encoder or decoder of the usual proportions, in 32-bit floats.
+/// A model of the usual proportions, in 32-bit floats.
 const fn usual(family: &'static str, layers: u32, hidden: u32, heads: u32) -> Shape {
     Shape {
         family,
@@ -109,7 +109,7 @@ const fn usual(family: &'static str, layers: u32, hidden: u32, heads: u32) -> Sh
         hidden,
         heads,
         kv_heads: heads,
-        inner: 4 * hidden,
+        intermediate: 4 * hidden,
         vocabulary: 30_522,
         positions: 512,
         format: WeightFormat::F32,
@@ -140,13 +140,13 @@ static CATALOGUE: [Model; 15] = [
     Model { name: "gpt2-large", like: "openai-community/gpt2-large", shape: gpt2(36, 1280, 20) },
     Model { name: "opt-1.3b", like: "facebook/opt-1.3b", shape: opt(24, 2048, 32) },
     Model { name: "opt-2.7b", like: "facebook/opt-2.7b", shape: opt(32, 2560, 32) },
-    // Some layers of these: what one small device has room for.
+    // A few layers of these, as many as a small device has room for.
     Model { name: "gpt2-large-4", like: "openai-community/gpt2-large", shape: gpt2(4, 1280, 20) },
     Model { name: "opt-2.7b-4", like: "facebook/opt-2.7b", shape: opt(4, 2560, 32) },
     Model {
         name: "vit-large",
         like: "google/vit-large-patch16-224",
-        // One row for each of 14 x 14 patches, and one for the class.
+        // One row for each of 14 x 14 image patches, and one for the class.
         shape: Shape { vocabulary: 1000, positions: 197, ..usual("vit", 24, 1024, 16) },
     },
     Model {
@@ -164,7 +164,7 @@ static CATALOGUE: [Model; 15] = [
         like: "facebook/MobileLLM-125M",
         shape: Shape {
             kv_heads: 3,
-            inner: 1536,
+            intermediate: 1536,
             vocabulary: 32_000,
             positions: 2048,
             format: WeightFormat::Bf16,
@@ -204,18 +204,18 @@ static CATALOGUE: [Model; 15] = [
     },
 ];
 
-/// All models of the catalogue, small ones for tests at the end.
+/// All models of the catalogue, the small ones for tests at the end.
 pub fn catalogue() -> &'static [Model] {
     &CATALOGUE
 }
 
 impl Shape {
-    /// How many weights it has; tables that serve twice are counted once.
+    /// The number of weights; a table that is used twice counts once.
     pub fn parameters(&self) -> u64 {
         self.tensors().iter().map(Tensor::values).sum()
     }
 
-    /// What its weights take on disk.
+    /// The bytes that the weights take on disk.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.format.bytes(1, self.parameters()))
     }
@@ -225,21 +225,22 @@ impl Shape {
         Self { vocabulary: 1000, ..usual("bert", layers, hidden, heads) }
     }
 
-    /// What a model of this shape is, without its files.
+    /// The description of a model of this shape, without any files.
     ///
     /// # Errors
-    /// When its family is none that is known here.
+    /// When the family is not known here.
     pub fn spec(&self) -> Result<ModelSpec, ModelError> {
         let config = self.config();
         let fields = Fields::new(Path::new(self.family), &config)?;
         crate::family::read(&fields).map(|described| described.spec)
     }
 
-    /// Writes a model of this shape, in files of weights of at most `shard_bytes`, into `dir`,
-    /// which is there. `progress` is told how many bytes were written since it was told last.
+    /// Writes a model of this shape into the existing directory `dir`, in files of weights of at
+    /// most `shard_bytes`. `progress` is called with the bytes that were written since its last
+    /// call.
     ///
     /// # Errors
-    /// When the disk refuses or is full.
+    /// When a file cannot be written, for example because the disk is full.
     pub fn write(
         &self,
         dir: &Path,
@@ -253,10 +254,10 @@ impl Shape {
         self.write_config(dir)
     }
 
-    /// Writes only its `config.json`.
+    /// Writes only the `config.json`.
     ///
     /// # Errors
-    /// When the disk refuses or is full.
+    /// When the file cannot be written, for example because the disk is full.
     pub fn write_config(&self, dir: &Path) -> Result<(), WriteError> {
         write::json_file(&dir.join("config.json"), &self.config())
     }
@@ -286,7 +287,7 @@ mod tests {
         let weights = values("a", Fill::Weight);
         assert_eq!(weights, values("a", Fill::Weight));
         assert_ne!(weights, values("b", Fill::Weight));
-        // More than one buffer's worth, and no buffer like the one before.
+        // There is more than one buffer of values, and no buffer equals the one before.
         assert_ne!(weights[..1000], weights[(1 << 18)..][..1000]);
         assert!((spread(&weights, 0.0) - 0.02).abs() < 1e-4);
         assert!((spread(&values("a", Fill::Residual), 0.0) - 0.01).abs() < 1e-4);

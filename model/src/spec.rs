@@ -1,4 +1,4 @@
-//! The description of a model: what every layer is made of, whatever family it comes from.
+//! The description of a model: what every layer consists of, whatever its family.
 //!
 //! One description-driven layer replaces a file for each architecture. A family is a table of
 //! names and fields that ends in a [`ModelSpec`]; nothing after it knows the family.
@@ -6,153 +6,152 @@
 use galaxy_common::{Wanted, plan::Extent};
 use serde::{Deserialize, Serialize};
 
-/// Which kind of norm.
+/// The kind of a norm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum NormKind {
-    /// Mean and variance, weight and bias.
+    /// Layer norm: by mean and variance, with weight and bias.
     Layer,
-    /// Root mean square, weight only.
+    /// RMS norm: by the root mean square, with a weight only.
     Rms,
 }
 
-/// Where a layer's norms stand.
+/// Where the norms of a layer are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum NormPlace {
-    /// Before each block; the residual stays raw; one more norm after the last layer.
+    /// Before each block; the residual is not normed, and a last norm follows the last layer.
     Pre,
-    /// After each block's residual addition.
+    /// After each block's addition to the residual.
     Post,
 }
 
-/// The activation of an MLP.
+/// The activation function of an MLP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Activation {
     /// GELU by the error function.
     Gelu,
     /// GELU by the tanh approximation.
     GeluTanh,
-    /// x * sigmoid(x).
+    /// SiLU: x * sigmoid(x).
     Silu,
-    /// max(x, 0).
+    /// ReLU: max(x, 0).
     Relu,
-    /// x * sigmoid(1.702 x).
+    /// The sigmoid approximation of GELU: x * sigmoid(1.702 x).
     QuickGelu,
     /// GELU by the error function, at most 10.
     ClippedGelu,
-    /// max(x, 0) squared.
+    /// ReLU squared: max(x, 0)^2.
     SquaredRelu,
-    /// max(x, 0), at most 6.
+    /// ReLU up to 6: min(max(x, 0), 6).
     Relu6,
-    /// x where it is positive, 0.01 x elsewhere.
+    /// Leaky ReLU: x where it is positive, 0.01 x elsewhere.
     LeakyRelu,
-    /// x * min(max(x + 3, 0), 6) / 6.
+    /// Hard swish: x * min(max(x + 3, 0), 6) / 6.
     HardSwish,
-    /// x * tanh(ln(1 + e^x)).
+    /// Mish: x * tanh(ln(1 + e^x)).
     Mish,
     /// The normal distribution function of (x - [`LAPLACE_MEAN`]) / [`LAPLACE_DEVIATION`].
     Laplace,
-    /// tanh(x).
+    /// The hyperbolic tangent.
     Tanh,
-    /// 1 / (1 + e^-x).
+    /// The logistic function: 1 / (1 + e^-x).
     Sigmoid,
-    /// x.
+    /// No activation: x itself.
     Linear,
 }
 
-/// Where [`Activation::Laplace`] is one half,
+/// The mean of the normal distribution in [`Activation::Laplace`], where its value is one half.
 #[expect(clippy::approx_constant, reason = "the reference has no more digits")]
 pub const LAPLACE_MEAN: f32 = 0.707_107;
-/// and how far from there it is 0.84.
+/// The standard deviation of the normal distribution in `Activation::Laplace`.
 pub const LAPLACE_DEVIATION: f32 = 0.282_095;
 
-/// How rows know their place.
+/// How a model encodes the positions of rows.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Positions {
-    /// A table of `rows` rows is added to the embedding; position p reads row p + `offset`.
+    /// A table of `rows` rows is added to the embedding: position p adds row p + `offset`.
     Learned {
-        /// Rows of the table.
+        /// The rows of the position table.
         rows: u32,
-        /// Added to the position.
+        /// The row of the first position.
         offset: u32,
     },
     /// The first `inverse_frequencies.len() * 2` columns of each query and key head are rotated in
     /// pairs: pair i by position * `inverse_frequencies[i]`.
     Rotary {
-        /// One for each pair of columns; every scaling rule of the config is already in it.
+        /// The frequency of each pair of columns, with every scaling rule of the config applied.
         inverse_frequencies: Vec<f32>,
-        /// The frequencies of long texts, where these differ (LongRoPE).
+        /// The frequencies of long texts, where they differ (LongRoPE).
         long: Option<LongFrequencies>,
-        /// What cosines and sines are multiplied by.
+        /// The factor by which cosines and sines are multiplied.
         scale: f32,
-        /// Which columns are a pair.
+        /// Which columns form a pair.
         pairs: Pairs,
-        /// Positions that the model was made for.
+        /// The longest sequence that the model is for, in rows.
         limit: u32,
     },
 }
 
-/// The neighbours of a row that it sees in a layer with a sliding window, besides itself.
+/// The rows that a row sees in a layer with a sliding window, besides itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct SlidingWindow {
-    /// So many rows before it,
+    /// How many rows before it a row sees.
     pub before: u32,
-    /// and, where rows see later ones at all, so many after it.
+    /// How many rows after it a row sees; a causal mask hides them in any case.
     pub after: u32,
 }
 
-/// By which positions queries and keys of a layer are rotated.
+/// The positions by which a layer rotates queries and keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Rotation {
-    /// Those of the model.
+    /// The positions that most layers have (`positions` of the model's description).
     #[default]
     Usual,
-    /// Those of its layers with windows ([`ModelSpec::local_positions`]).
+    /// The positions of layers with windows ([`ModelSpec::local_positions`]).
     Local,
-    /// None: such layers know nothing of positions (NoPE).
+    /// No positions: the layer does not rotate (NoPE).
     None,
 }
 
-/// What layers of one model may differ in.
+/// The properties in which layers of one model may differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct LayerKind {
-    /// What a row sees of its text; none for all that the model lets it see.
+    /// The sliding window; `None` where rows see all that the model lets them see.
     pub window: Option<SlidingWindow>,
-    /// By which positions it is rotated, in a model with rotary positions.
+    /// The positions by which the layer rotates, in a model with rotary positions.
     pub rotation: Rotation,
 }
 
-/// Other inverse frequencies, for all rows of a text that has become long.
+/// The inverse frequencies that all rows of a long text have instead.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LongFrequencies {
-    /// Texts of more rows are long.
+    /// A text is long if it has more rows than this.
     pub above: u32,
-    /// One for each pair of columns.
+    /// The inverse frequency of each pair of columns.
     pub inverse_frequencies: Vec<f32>,
 }
 
-/// Which columns of a head are rotated together.
+/// Which columns of a head are rotated as a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Pairs {
-    /// Column i with column i + pairs (Llama).
+    /// Column i and column i + pairs (Llama).
     Halves,
-    /// Column 2i with column 2i + 1 (GPT-J).
+    /// Column 2i and column 2i + 1 (GPT-J).
     Neighbours,
 }
 
-/// What is added to the scores of attention by how far apart two rows are, for each query head: the
-/// same in all layers (T5, MPNet).
+/// A relative position bias: each query head adds to attention scores a value that depends on how far apart two rows
+/// are, the same in all layers (T5, MPNet).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Distances {
-    /// Rows of the table, half of them for later rows.
+pub struct RelativeBias {
+    /// The rows of the bias table, half of them for keys after the query.
     pub buckets: u32,
-    /// From this distance on, all are in the last bucket.
+    /// The distance from which on all rows share the last bucket.
     pub most: u32,
 }
 
-impl Distances {
-    /// The bucket of a key that stands `distance` rows after the query (before it, where that is
-    /// negative): near ones have their own, others share them by the logarithm of the distance (as in
-    /// T5, whose rounding this has too).
+impl RelativeBias {
+    /// The bucket of a key that is `distance` rows after the query, or before it where that is negative. Near keys have
+    /// buckets of their own, others share them by the logarithm of the distance (as in T5, with the same rounding).
     pub fn bucket(&self, distance: i64) -> u32 {
         let half = self.buckets / 2;
         let (later, apart) = (distance > 0, distance.unsigned_abs());
@@ -168,42 +167,42 @@ impl Distances {
     }
 }
 
-/// Rows that are made of an image: the first belongs to the class, each other to a square of pixels,
-/// row by row of the image (ViT).
+/// How an image becomes rows: the first row is the class's, each other one is that of an image patch, line by line
+/// (ViT).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Patches {
-    /// Values of a pixel.
+    /// The channels of the image: values of a pixel.
     pub channels: u32,
-    /// Pixels of the image from top to bottom; a multiple of `size`,
+    /// The height of the image in pixels, a multiple of `size`.
     pub height: u32,
-    /// and from left to right.
+    /// The width of the image in pixels, a multiple of `size`.
     pub width: u32,
-    /// Pixels of a side of a square.
+    /// The side of a patch in pixels; patches are square.
     pub size: u32,
 }
 
 impl Patches {
-    /// Rows of an image.
+    /// The rows of an image: one for each patch, and one for the class.
     pub fn rows(&self) -> u32 {
         1 + (self.height / self.size) * (self.width / self.size)
     }
-    /// Values of a square.
+    /// The number of values of a patch.
     pub fn values(&self) -> u32 {
         self.channels * self.size * self.size
     }
-    /// Values of an image.
+    /// The number of values of an image: its pixels times the channels.
     pub fn pixels(&self) -> usize {
         self.channels as usize * self.height as usize * self.width as usize
     }
 
-    /// The squares of an image, one for each row; the row of the class has zeros.
+    /// Cuts an image into patches, one for each row; the row of the class is zeros.
     ///
     /// # Shapes
-    /// pixels `[channels, height, width]`; the result `[rows, values]`, each square
-    /// `[channels, size, size]`.
+    /// `pixels` is `[channels, height, width]`; the result is `[rows, values]`, each row a patch of `[channels, size,
+    /// size]`.
     ///
     /// # Panics
-    /// When there are more or fewer pixels.
+    /// When `pixels` does not have as many values as an image.
     pub fn cut(&self, pixels: &[f32]) -> Vec<f32> {
         assert_eq!(pixels.len(), self.pixels(), "an image of this size");
         let (size, width) = (self.size as usize, self.width as usize);
@@ -224,33 +223,31 @@ impl Patches {
     }
 }
 
-/// What turns the pooled row into class logits.
+/// The head that turns one row into the logits of classes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClassHead {
-    /// Which row it reads.
+    /// The row that the head reads.
     pub row: ClassRow,
-    /// A dense layer of hidden x hidden before the output, and its activation.
+    /// The activation behind a dense layer of hidden x hidden before the output; `None` where there is no such layer.
     pub dense: Option<ClassActivation>,
-    /// Whether that layer has a bias,
+    /// Whether the dense layer has a bias.
     pub dense_bias: bool,
-    /// and whether a norm follows it.
+    /// Whether a norm follows the dense layer.
     pub norm: bool,
-    /// Number of classes.
+    /// The number of classes.
     pub labels: u32,
     /// Whether the output layer has a bias.
     pub bias: bool,
-    /// Names of the classes, as many as `labels`.
+    /// The names of the classes, as many as `labels`.
     pub names: Vec<String>,
     /// What the logits mean, if the config says so.
     pub problem: Option<Problem>,
-    /// The token that a head of the last row takes for padding: rows of it at the end of a text are
-    /// passed over.
+    /// The padding token of a head that reads the last row: rows of it at the end of a text are passed over.
     pub padding: Option<u32>,
 }
 
 impl ClassHead {
-    /// How many of a text's tokens come before the padding at its end: the last of them has the row
-    /// that is read. One at least, of a text that is nothing but padding.
+    /// How many tokens of a text come before the padding at its end, at least one: the row of the last of them is read.
     pub fn unpadded(&self, tokens: &[u32]) -> usize {
         match (self.row, self.padding) {
             (ClassRow::Last, Some(padding)) if tokens.last() == Some(&padding) => {
@@ -264,52 +261,52 @@ impl ClassHead {
 /// What the logits of a class head mean (`problem_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Problem {
-    /// They are the values themselves.
+    /// The logits are the predicted values themselves.
     Regression,
-    /// One class is right: their softmax is its probability.
+    /// A single class is right: the softmax of the logits gives the probabilities.
     SingleLabel,
-    /// Any number of classes is right: the sigmoid of each is its probability.
+    /// Any number of classes are right: the sigmoid of each logit is the probability of its class.
     MultiLabel,
 }
 
-/// Which row a class head reads.
+/// The row that a class head reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ClassRow {
-    /// The first.
+    /// The first row of a text.
     First,
-    /// The last.
+    /// The last row of a text, padding left out.
     Last,
 }
 
-/// What follows the dense layer of a class head.
+/// The activation behind the dense layer of a class head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ClassActivation {
-    /// tanh (BERT's pooler).
+    /// The hyperbolic tangent (BERT's pooler).
     Tanh,
-    /// max(x, 0) (DistilBERT).
+    /// ReLU: max(x, 0) (DistilBERT).
     Relu,
     /// GELU by the error function (ModernBERT).
     Gelu,
 }
 
-/// What stands on top of the layers.
+/// The head on top of the layers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum HeadSpec {
-    /// Nothing: hidden states and pooled vectors only.
+    /// No head: only hidden states and pooled vectors are to be had.
     None,
-    /// Classes.
+    /// A head that tells classes apart.
     Classes(ClassHead),
-    /// Logits of the next token: hidden x vocabulary.
+    /// A language head of hidden x vocabulary: the logits of the next token.
     Language {
-        /// Whether its weights are the embedding table's.
+        /// Whether the head shares the token embedding table.
         tied: bool,
-        /// Whether it has a bias.
+        /// Whether the head has a bias.
         bias: bool,
     },
 }
 
 impl HeadSpec {
-    /// Classes that it tells apart; 0 without a class head.
+    /// The number of classes; 0 without a class head.
     pub fn labels(&self) -> u32 {
         match self {
             Self::Classes(head) => head.labels,
@@ -318,85 +315,86 @@ impl HeadSpec {
     }
 }
 
-/// What the scores of attention are multiplied by.
+/// The scale of attention scores, as a product of factors.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScoreScale {
-    /// By one over the square root of this, which mostly is a head's width; none for no such factor.
+    /// A factor of one over the square root of this number, which mostly is the width of a head; `None` for no such
+    /// factor.
     pub over_root: Option<f32>,
-    /// Whether by one over the number of the layer, counted from one (GPT-2).
+    /// Whether there is a factor of one over the layer's number, counted from one (GPT-2).
     pub by_layer: bool,
 }
 
 /// The description of a model.
 ///
-/// Widths are in values, not bytes. `heads * head_width` may differ from `hidden`.
+/// Sizes are in values, not bytes. `heads * head_width` may differ from `hidden`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// `model_type` of the config, for messages.
+    /// The `model_type` of the config, for messages.
     pub family: String,
-    /// Width of a row.
+    /// The hidden size: values in a row.
     pub hidden: u32,
-    /// Layers.
+    /// The number of layers.
     pub layers: u32,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: u32,
-    /// Key-value heads; divides `heads`.
+    /// The number of key-value heads; divides `heads`.
     pub kv_heads: u32,
-    /// Width of a head.
+    /// The width of a head.
     pub head_width: u32,
-    /// Inner width of the MLP.
-    pub inner: u32,
-    /// Rows of the embedding table; 0 where rows are not made of tokens.
+    /// The intermediate size: columns between the two products of an MLP.
+    pub intermediate: u32,
+    /// Rows of the token embedding table; 0 in a model of images.
     pub vocabulary: u32,
-    /// How rows are made of images, in a model of images.
+    /// How images become rows, in a model of images.
     pub patches: Option<Patches>,
-    /// Kind of all norms.
+    /// The kind of all norms.
     pub norm: NormKind,
-    /// Their place.
+    /// Where the norms of a layer are.
     pub norm_place: NormPlace,
-    /// Added to the variance.
+    /// The number that norms add to the variance or mean square.
     pub norm_epsilon: f32,
-    /// Whether norms have a bias, where their kind has one.
+    /// Whether norms have a bias, where their kind can have one.
     pub norm_bias: bool,
-    /// Whether files store what the weights of norms exceed 1 by (Gemma).
+    /// Whether files store the weights of norms minus one (Gemma).
     pub norms_from_one: bool,
-    /// Whether rows are normed before the first layer, as before all others: only of [`NormPlace::Pre`].
+    /// Whether the first layer norms its input, as all others do; relevant for [`NormPlace::Pre`] only.
     pub first_norm: bool,
-    /// Whether what a block adds to the residual is normed before it is added (Gemma).
+    /// Whether the output of a block is normed before it is added to the residual (Gemma).
     pub sum_norms: bool,
-    /// Activation of the MLP.
+    /// The activation function of the MLP.
     pub activation: Activation,
     /// Whether the MLP is gated: down(act(gate(x)) * up(x)).
     pub gated: bool,
-    /// Whether attention and MLP of a layer read the same normed rows and are added to the residual
-    /// together (GPT-J), instead of one after the other. Such a layer has one norm, before both.
+    /// Whether layers have a parallel residual (GPT-J): attention and MLP read the same normed rows, and both are added
+    /// to the residual together. Such a layer has one norm, before both.
     pub parallel: bool,
-    /// Whether rows see earlier rows only.
+    /// Whether rows see only themselves and earlier rows.
     pub causal: bool,
-    /// What layers differ in, one for each; empty where all are of the default kind.
+    /// The kind of each layer; empty where all layers are of the default kind.
     pub kinds: Vec<LayerKind>,
-    /// What scores are multiplied by.
+    /// The scale of attention scores.
     pub scores: ScoreScale,
-    /// Scores s become c tanh(s / c) of this c, before distances and windows (Gemma 2).
+    /// The soft cap c of attention scores, if there is one: a score s becomes c tanh(s / c), before position bias and
+    /// windows (Gemma 2).
     pub score_cap: Option<f32>,
-    /// The same of a language head's logits.
+    /// The soft cap of the language head's logits, if there is one.
     pub logit_cap: Option<f32>,
-    /// What rows of the embedding table are multiplied by.
+    /// The factor by which token embeddings are multiplied.
     pub embedding_scale: f32,
-    /// The token that takes no position of its own (RoBERTa's padding): texts with it are not run.
+    /// The token that takes no position (RoBERTa's padding): texts that contain it are refused.
     pub unplaced: Option<u32>,
-    /// Positions.
+    /// How the model encodes positions.
     pub positions: Positions,
-    /// Rotary positions of the layers that have others than the rest.
+    /// The rotary positions of layers whose rotation is `Local`.
     pub local_positions: Option<Positions>,
-    /// What distances add to scores, besides.
-    pub distances: Option<Distances>,
-    /// Rows of the table of token types, of which one is added to each embedding; 0: there is none.
+    /// The relative position bias that is added to scores, if there is one.
+    pub relative_bias: Option<RelativeBias>,
+    /// Rows of the table of token types, one of which is added to each embedding; 0 where there is no such table.
     pub token_types: u32,
     /// Whether a norm follows the embedding.
     pub embedding_norm: bool,
-    /// Whether each query head and each key head is normed by itself, by its root mean square,
-    /// before it is rotated (Qwen3).
+    /// Whether each query head and each key head has an RMS norm of its own, before it is rotated (Qwen3).
     pub head_norm: bool,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
@@ -404,19 +402,19 @@ pub struct ModelSpec {
     pub attention_output_bias: bool,
     /// Whether the MLP's products have biases.
     pub mlp_bias: bool,
-    /// What stands on top.
+    /// The head on top of the layers.
     pub head: HeadSpec,
-    /// Why nothing stands on top of a model whose architecture has a head, for messages.
+    /// Why the model has no head although its architecture has one, for messages.
     pub headless: Option<String>,
 }
 
 impl ModelSpec {
-    /// What a plan must cover.
+    /// The extent that a plan must cover.
     pub fn extent(&self) -> Extent {
         Extent {
             layers: self.layers,
             heads: self.heads,
-            columns: self.inner,
+            columns: self.intermediate,
             vocabulary: match self.head {
                 HeadSpec::Language { .. } => self.vocabulary,
                 _ => 0,
@@ -429,19 +427,19 @@ impl ModelSpec {
         self.heads / self.kv_heads
     }
 
-    /// A model of so many layers to measure with: in all of them rows see what they can, since the cost of less
-    /// is told by what is seen.
+    /// The same model with so many layers for measurements. All layers are of the default kind, without windows: what a
+    /// window saves follows from the rows that it hides.
     #[must_use]
     pub fn sample(&self, layers: u32) -> Self {
         Self { layers, kinds: Vec::new(), ..self.clone() }
     }
 
-    /// What a layer has of its own.
+    /// The kind of a layer.
     pub fn kind(&self, layer: u32) -> LayerKind {
         self.kinds.get(layer as usize).copied().unwrap_or_default()
     }
 
-    /// The rotary positions of a layer; none where it has none.
+    /// The rotary positions of a layer; `None` where it is not rotated.
     pub fn rotary(&self, layer: u32) -> Option<&Positions> {
         let positions = match self.kind(layer).rotation {
             Rotation::Usual => Some(&self.positions),
@@ -451,21 +449,21 @@ impl ModelSpec {
         positions.filter(|positions| matches!(positions, Positions::Rotary { .. }))
     }
 
-    /// How many rows before itself, and how many after, a row sees in a layer; none for all.
+    /// How many rows before a row, and how many after it, the row sees in a layer; `None` for all.
     pub fn sees(&self, layer: u32) -> (Option<u32>, Option<u32>) {
         let window = self.kind(layer).window;
         let ahead = if self.causal { Some(0) } else { window.map(|window| window.after) };
         (window.map(|window| window.before), ahead)
     }
 
-    /// Whether rows are turned by how many come behind them, so that the same beginning of two texts is not
-    /// the same in the model.
+    /// Whether rotary positions depend on the length of a text (LongRoPE), so that rows of the same beginning differ
+    /// between texts.
     pub fn turns_by_length(&self) -> bool {
         let long = |of: &Positions| matches!(of, Positions::Rotary { long: Some(_), .. });
         long(&self.positions) || self.local_positions.as_ref().is_some_and(long)
     }
 
-    /// Whether rows see the same in all layers, in texts of so many rows.
+    /// Whether rows see the same rows in all layers, in texts of up to `rows` rows.
     pub fn sees_alike(&self, rows: u32) -> bool {
         let narrow = |window: Option<SlidingWindow>| {
             window.filter(|of| of.before.min(if self.causal { u32::MAX } else { of.after }) < rows)
@@ -474,12 +472,12 @@ impl ModelSpec {
         windows.next().is_none_or(|first| windows.all(|window| window == first))
     }
 
-    /// What [`ModelSpec::position_limit`] is the size of, for messages.
+    /// The name of the limit in [`ModelSpec::position_limit`], for messages.
     pub fn limited_by(&self) -> &'static str {
         "the model's table of positions"
     }
 
-    /// The most rows that a text may have.
+    /// The most rows that a sequence may have.
     pub fn position_limit(&self) -> u32 {
         match &self.positions {
             Positions::Learned { rows, offset } => rows.saturating_sub(*offset),
@@ -487,11 +485,10 @@ impl ModelSpec {
         }
     }
 
-    /// How many of a text's tokens are run for what is wanted of it: from where a class head finds
-    /// padding on, nothing counts.
+    /// How many tokens of a text are run for an output: for a class head, those before the padding at its end.
     ///
     /// # Errors
-    /// In words: why these tokens are not run as the reference runs them.
+    /// A sentence about why these tokens cannot be run as in the reference.
     pub fn readable(&self, tokens: &[u32], wanted: Wanted) -> Result<usize, String> {
         if let Some(token) = self.unplaced.filter(|token| tokens.contains(token)) {
             return Err(format!(
@@ -511,7 +508,7 @@ impl ModelSpec {
         Ok(count)
     }
 
-    /// What the scores of a layer are multiplied by.
+    /// The factor by which attention scores of a layer are multiplied.
     pub fn score_scale(&self, layer: u32) -> f32 {
         let width = self.scores.over_root.map_or(1.0, |of| f64::from(of).sqrt());
         let layers = if self.scores.by_layer { f64::from(layer) + 1.0 } else { 1.0 };

@@ -1,4 +1,4 @@
-//! The safetensors files of a directory: their headers, checked, and positioned reads.
+//! The files of weights of a model: their checked headers, and positioned reads.
 
 use crate::{
     config,
@@ -24,14 +24,14 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// The format's own limit for a header.
+/// The safetensors format's own limit for a header, in bytes.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// A config names labels at most; far above any that is real.
+/// The largest JSON file that is read. A config has labels at most; no real one is nearly as large.
 pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
-/// Each shard is an open file; far above any model that is real.
+/// The most shards that are opened, each of which is an open file; far above any model that is real.
 pub(crate) const MAX_SHARDS: usize = 1024;
 
-/// One open safetensors file.
+/// An open file of weights.
 pub(crate) struct Shard {
     pub(crate) path: PathBuf,
     name: String,
@@ -39,39 +39,40 @@ pub(crate) struct Shard {
     bytes: u64,
 }
 
-/// Where a tensor lies.
+/// A tensor: its type and shape, and where its bytes are.
 pub(crate) struct Tensor {
     pub(crate) shard: usize,
     dtype: String,
     pub(crate) shape: Vec<u64>,
-    /// From the start of the file.
+    /// Where the tensor begins, in bytes from the start of the file.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// Bytes of a row in one tile, where tiles lie one after another; 0: row after row.
+    /// Bytes of a row in one tile, where tiles lie one after another; 0 where whole rows do.
     pub(crate) tile: u64,
-    /// How values are stored, if that is known.
+    /// The format of the values, if it is known.
     format: Option<WeightFormat>,
-    /// Heads of which the two halves of rows take turns; 0: rows stand in order.
+    /// Heads whose rows are stored in pairs, one of the first half and one of the second in turns; 0 where rows are
+    /// stored in order.
     pub(crate) paired: u64,
 }
 
-/// Whoever brings the data of a model that is not all there.
+/// Waits for the data of a model that arrives in pieces.
 pub trait Arrivals: Send + Sync {
-    /// Waits until these bytes of the data are there, and right.
+    /// Waits until these bytes of the data have arrived and were found right.
     ///
     /// # Errors
-    /// In words: why they do not come.
+    /// A sentence about why they do not arrive.
     fn wait(&self, bytes: Range<u64>) -> Result<(), String>;
 }
 
-/// All tensors of a directory.
+/// All tensors of a model, and the files that hold them.
 pub(crate) struct Store {
     directory: PathBuf,
     shards: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
-    /// Where not all is there: who waits for the rest. There is one shard then, the data.
+    /// Waits for data, in a model that arrives in pieces. Its only shard is the data.
     arrivals: Option<Arc<dyn Arrivals>>,
-    /// Where all is there, and is compared with a manifest before it is read.
+    /// Compares a complete model with its manifest, before anything is read.
     proof: OnceLock<Arc<Proof>>,
 }
 
@@ -122,7 +123,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The tensors of a GGUF file, or of all parts of one, by the names of checkpoints.
+    /// The tensors of a GGUF file with all its parts, under the names that they have in checkpoints.
     pub(crate) fn of_gguf(parts: Vec<(PathBuf, File, Gguf)>) -> Result<Self, ModelError> {
         let mut store = Self {
             directory: parts.first().map(|(path, ..)| path.clone()).unwrap_or_default(),
@@ -183,7 +184,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Tensors without their data; where they will lie, [`Store::lay`] says.
+    /// Tensors without data; [`Store::lay`] says where each will be.
     pub(crate) fn outline(path: &Path, tensors: &[Listed]) -> Result<Self, ModelError> {
         let mut known = HashMap::with_capacity(tensors.len());
         for Listed { name, dtype, shape } in tensors {
@@ -218,7 +219,7 @@ impl Store {
         Ok(Self { directory, shards, tensors: known, arrivals: None, proof })
     }
 
-    /// Gives an outline its data, which arrives.
+    /// Gives an outline the file in which its data arrives.
     pub(crate) fn arrive(&mut self, data: File, arrivals: Arc<dyn Arrivals>) {
         let bytes = self.tensors.values().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
         let (path, name) = (self.directory.clone(), "data".to_owned());
@@ -226,19 +227,19 @@ impl Store {
         self.arrivals = Some(arrivals);
     }
 
-    /// Says where a tensor lies in the data.
+    /// Says where a tensor is in the data.
     pub(crate) fn lay(&mut self, name: &str, offset: u64, tile: u64) {
         if let Some(tensor) = self.tensors.get_mut(name) {
             (tensor.offset, tensor.tile) = (offset, tile);
         }
     }
 
-    /// Whether its tensors are those of a GGUF file, here or elsewhere.
+    /// Whether the tensors are from a GGUF file, on this device or elsewhere.
     pub(crate) fn is_of_gguf(&self) -> bool {
         self.tensors.values().any(|tensor| tensor.dtype.starts_with(OF_GGUF))
     }
 
-    /// A tensor by name, whatever its type, and how a manifest lists it.
+    /// A tensor by its name, whatever its type, and its entry in a manifest.
     pub(crate) fn listed(&self, name: &str) -> Result<(&Tensor, Listed), ModelError> {
         let tensor = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             path: self.directory.clone(),
@@ -313,7 +314,7 @@ impl Store {
         self.tensors.contains_key(name)
     }
 
-    /// The tensor, its type known and its shape as wanted.
+    /// A tensor of known type and of this shape.
     pub(crate) fn tensor(
         &self,
         name: &str,
@@ -323,7 +324,7 @@ impl Store {
             path: self.directory.clone(),
             tensor: name.to_owned(),
         })?;
-        // What was only described has no files.
+        // An outline has no files.
         let path = || self.shards.get(tensor.shard).map_or(&self.directory, |s| &s.path).clone();
         if tensor.shape != want {
             return Err(ModelError::Shape {
@@ -341,7 +342,8 @@ impl Store {
         Ok((tensor, tensor.format.ok_or_else(unknown)?))
     }
 
-    /// Fills `out` from byte `at` of a shard.
+    /// Fills `out` from byte `at` of a shard. In a model that arrives it waits for these bytes; with a manifest at hand
+    /// it compares them first.
     pub(crate) fn read_at(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
         let bytes = at..at.saturating_add(out.len() as u64);
         if let Some(proof) = self.proof.get() {
@@ -353,9 +355,9 @@ impl Store {
         self.read_raw(shard, out, at)
     }
 
-    /// Has all that is read from now on compared first.
+    /// Compares everything that is read from now on with the manifest.
     pub(crate) fn prove(&self, proof: Arc<Proof>) {
-        // A second one would compare with the same manifest.
+        // A second proof would compare with the same manifest.
         drop(self.proof.set(proof));
     }
 
@@ -363,12 +365,12 @@ impl Store {
         self.proof.get()
     }
 
-    /// The files with tensors.
+    /// The files that hold the tensors.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// Reads a piece, compared with the manifest if there is one.
+    /// Reads a piece, and compares it with the manifest if there is one.
     pub(crate) fn read_piece(
         &self,
         pieces: &Pieces,
@@ -382,7 +384,7 @@ impl Store {
         }
     }
 
-    /// Fills `out` from byte `at` of a shard, whatever is there.
+    /// Fills `out` from byte `at` of a shard, without waiting or comparing.
     pub(crate) fn read_raw(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
         let shard = &self.shards[shard];
         shard
@@ -391,8 +393,8 @@ impl Store {
             .map_err(|source| ModelError::Io { path: shard.path.clone(), source })
     }
 
-    /// Whether two tensors are the same, as far as a sample of their contents shows it. Of an outline
-    /// nothing is known that differs.
+    /// Whether two tensors are equal, judged by a sample of their contents. In an outline, tensors of the same type and
+    /// shape count as equal.
     pub(crate) fn alike(&self, one: &str, other: &str) -> Result<bool, ModelError> {
         let (Some(a), Some(b)) = (self.tensors.get(one), self.tensors.get(other)) else {
             return Ok(false);
@@ -416,9 +418,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Adds names, types, shapes and places of all tensors to a digest, and a sample of the
-    /// contents of each: a retrained model of the same shape is another model. In an order that
-    /// does not depend on hashing.
+    /// Adds the names, types, shapes and places of all tensors to a digest, and a sample of the contents of each, so
+    /// that a retrained model of the same shape differs. The order does not depend on hashing.
     pub(crate) fn digest(&self, hasher: &mut blake3::Hasher) -> Result<(), ModelError> {
         let text = |hasher: &mut blake3::Hasher, bytes: &[u8]| {
             hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -456,10 +457,10 @@ pub(crate) struct Listed {
     pub(crate) shape: Vec<u64>,
 }
 
-/// What stands before the types of tensors of a GGUF file, in messages and in a manifest.
+/// The prefix of the types of tensors from GGUF files, in messages and in manifests.
 pub(crate) const OF_GGUF: &str = "GGUF ";
 
-/// The type of a tensor of such a file, whose rows may stand in pairs by so many heads.
+/// The type of a tensor from a GGUF file, with the number of heads whose rows are stored in pairs.
 fn of_gguf(dtype: &str, paired: u64) -> String {
     match paired {
         0 => format!("{OF_GGUF}{dtype}"),
@@ -467,7 +468,7 @@ fn of_gguf(dtype: &str, paired: u64) -> String {
     }
 }
 
-/// The same read: none where it is of no such file, or of no known type.
+/// Parses what `of_gguf` wrote; `None` for a tensor from other files, or of an unknown format.
 fn from_gguf(dtype: &str) -> Option<(WeightFormat, u64)> {
     let text = dtype.strip_prefix(OF_GGUF)?;
     let (name, paired) = match text.split_once(" in pairs of ") {
@@ -478,11 +479,11 @@ fn from_gguf(dtype: &str) -> Option<(WeightFormat, u64)> {
     Some((WeightFormat::ALL.into_iter().find(known)?, paired))
 }
 
-/// Bytes of one sample: a block that every disk reads at once.
+/// Bytes of a sample: a block that every disk reads at once.
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Where the contents of a tensor are sampled: its first block, and one whose place its name gives,
-/// so that not every tensor is sampled at the same rows.
+/// Where the contents of a tensor are sampled: at its first block, and at one that its name decides, so that not every
+/// tensor is sampled at the same rows.
 fn samples(name: &str, bytes: u64) -> impl Iterator<Item = u64> {
     let blocks = bytes.div_ceil(SAMPLE_BYTES);
     let digest = blake3::hash(name.as_bytes());
@@ -491,7 +492,7 @@ fn samples(name: &str, bytes: u64) -> impl Iterator<Item = u64> {
     (blocks > 0).then_some(0).into_iter().chain(other)
 }
 
-/// Reads a whole small file.
+/// Reads a small file as a whole, which has at most `limit` bytes.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let metadata = std::fs::metadata(path).map_err(io)?;
@@ -516,7 +517,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// One tensor of a header.
+/// A tensor as a safetensors header lists it.
 #[derive(Deserialize, Debug)]
 pub(crate) struct Entry {
     dtype: String,
@@ -524,7 +525,7 @@ pub(crate) struct Entry {
     data_offsets: (u64, u64),
 }
 
-/// Bits of one value of each type of the format; other types are refused only when they are needed.
+/// Bits of a value of each type of safetensors; types that cannot be read are refused only when they are needed.
 fn bits(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => 8,
@@ -535,12 +536,12 @@ fn bits(dtype: &str) -> Option<u64> {
     })
 }
 
-/// The format of a type of safetensors files, of which the size was checked.
+/// The weight format of a safetensors type, if it can be read.
 fn format(dtype: &str) -> Option<WeightFormat> {
     bits(dtype).and_then(|_| dtype.parse().ok())
 }
 
-/// The tensors of a header, in the order of their bytes, which follow one another without a gap.
+/// Parses a header. The tensors are in the order of their bytes, which follow one another without a gap.
 pub(crate) fn parse_header(text: &[u8]) -> Result<Vec<(String, Entry)>, HeaderProblem> {
     let Entries(mut entries) = serde_json::from_slice(text)
         .map_err(|error| HeaderProblem::Json { text: error.to_string() })?;
@@ -570,7 +571,7 @@ pub(crate) fn parse_header(text: &[u8]) -> Result<Vec<(String, Entry)>, HeaderPr
     Ok(entries)
 }
 
-/// A header as it stands: a map would hide a name that stands twice.
+/// The entries of a header in a list: a map would hide a name that is there twice.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {

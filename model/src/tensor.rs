@@ -1,109 +1,109 @@
-//! The tensors that a model of a given spec has, by what they are for.
+//! The matrices, vectors and tables that a model of a given spec has, by their purpose.
 
 use crate::spec::*;
 
 /// A matrix of a model, by layer. Mathematically `[inputs, outputs]` whatever its storage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Matrix {
-    /// `[hidden, heads * head_width]`.
+    /// The query projection, `[hidden, heads * head_width]`.
     Query(u32),
-    /// `[hidden, kv_heads * head_width]`.
+    /// The key projection, `[hidden, kv_heads * head_width]`.
     Key(u32),
-    /// `[hidden, kv_heads * head_width]`.
+    /// The value projection, `[hidden, kv_heads * head_width]`.
     Value(u32),
-    /// `[heads * head_width, hidden]`.
+    /// The output projection of attention, `[heads * head_width, hidden]`.
     AttentionOutput(u32),
-    /// `[hidden, inner]`, of a gated MLP.
+    /// The gate projection of a gated MLP, `[hidden, inner]`.
     Gate(u32),
-    /// `[hidden, inner]`.
+    /// The up projection of the MLP, `[hidden, inner]`.
     Up(u32),
-    /// `[inner, hidden]`.
+    /// The down projection of the MLP, `[inner, hidden]`.
     Down(u32),
-    /// `[values of a square of pixels, hidden]`, of a model of images.
+    /// The projection of image patches, `[values of a patch, hidden]`, in a model of images.
     Patch,
-    /// `[hidden, hidden]`, of a class head.
+    /// The dense layer of a class head, `[hidden, hidden]`.
     ClassDense,
-    /// `[hidden, labels]`, of a class head.
+    /// The output layer of a class head, `[hidden, labels]`.
     ClassOutput,
-    /// `[hidden, vocabulary]`; of a tied head, the embedding table.
+    /// The language head, `[hidden, vocabulary]`; a tied one is the token embedding table.
     LanguageHead,
 }
 
-/// A bias or the weights of a norm, by layer.
+/// A vector of a model, by layer: a bias, the weights of a norm, or a small table.
 ///
-/// With [`NormPlace::Pre`], `AttentionNorm` stands before attention and `MlpNorm` before the MLP, where
-/// they do not share the first; with [`NormPlace::Post`], each follows its block's residual addition.
+/// With [`NormPlace::Pre`], `AttentionNorm` is before attention and `MlpNorm` before the MLP, unless a parallel
+/// residual has a single norm; with [`NormPlace::Post`], each follows its block's addition to the residual.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Vector {
-    /// Of the query projection.
+    /// The bias of the query projection.
     QueryBias(u32),
-    /// Of the key projection.
+    /// The bias of the key projection.
     KeyBias(u32),
-    /// Of the value projection.
+    /// The bias of the value projection.
     ValueBias(u32),
-    /// Of the attention's output projection.
+    /// The bias of the attention's output projection.
     AttentionOutputBias(u32),
-    /// Of the up (or only first) product of the MLP.
+    /// The bias of the MLP's up projection.
     UpBias(u32),
-    /// Of the gate of the MLP.
+    /// The bias of the MLP's gate projection.
     GateBias(u32),
-    /// Of the second product of the MLP.
+    /// The bias of the MLP's down projection.
     DownBias(u32),
-    /// Weight of the norm of each query head, one for each column of a head.
+    /// The weight of the norm of query heads, with a value for each column of a head.
     QueryHeadNorm(u32),
-    /// Weight of the norm of each key head.
+    /// The weight of the norm of key heads, with a value for each column of a head.
     KeyHeadNorm(u32),
-    /// Weight of the attention's norm.
+    /// The weight of the attention's norm.
     AttentionNorm(u32),
-    /// Bias of the attention's norm.
+    /// The bias of the attention's norm.
     AttentionNormBias(u32),
-    /// Weight of the MLP's norm.
+    /// The weight of the MLP's norm.
     MlpNorm(u32),
-    /// Bias of the MLP's norm.
+    /// The bias of the MLP's norm.
     MlpNormBias(u32),
-    /// Weight of the norm of what attention adds.
+    /// The weight of the norm of the attention's output, before it is added to the residual.
     AttentionSumNorm(u32),
-    /// Weight of the norm of what the MLP adds.
+    /// The weight of the norm of the MLP's output, before it is added to the residual.
     MlpSumNorm(u32),
-    /// Of the projection of squares of pixels.
+    /// The bias of the projection of image patches.
     PatchBias,
-    /// What the row of the class begins with, in a model of images.
+    /// The embedding of the class's row, in a model of images.
     ClassRow,
-    /// Weight of the norm that follows the embedding.
+    /// The weight of the norm that follows the embedding.
     EmbeddingNorm,
-    /// Its bias.
+    /// The bias of the norm that follows the embedding.
     EmbeddingNormBias,
-    /// Weight of the norm after the last layer.
+    /// The weight of the norm after the last layer.
     FinalNorm,
-    /// Its bias.
+    /// The bias of the norm after the last layer.
     FinalNormBias,
-    /// The table of token types: `[types, hidden]`, row-major.
+    /// The table of token types, `[types, hidden]`, row-major.
     TokenTypes,
-    /// What distances add to scores: `[buckets, heads]`, row-major.
-    Distances,
-    /// Of the dense layer of a class head.
+    /// The table of the relative position bias, `[buckets, heads]`, row-major.
+    RelativeBias,
+    /// The bias of the dense layer of a class head.
     ClassDenseBias,
-    /// Weight of the norm behind the dense layer of a class head.
+    /// The weight of the norm behind the dense layer of a class head.
     ClassNorm,
-    /// Its bias.
+    /// The bias of the norm behind the dense layer of a class head.
     ClassNormBias,
-    /// Of the output of a class head.
+    /// The bias of the output layer of a class head.
     ClassOutputBias,
-    /// Of the language head.
+    /// The bias of the language head.
     LanguageBias,
 }
 
 /// A table that is read by rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Table {
-    /// `[vocabulary, hidden]`.
+    /// The token embedding table, `[vocabulary, hidden]`.
     Word,
-    /// `[positions, hidden]`; of learned positions only.
+    /// The table of learned positions, `[positions, hidden]`.
     Position,
 }
 
 impl Matrix {
-    /// The same of another layer, where it is one of a layer.
+    /// The same matrix of another layer; a matrix of no layer stays as it is.
     #[must_use]
     pub fn at(self, layer: impl Fn(u32) -> u32) -> Self {
         match self {
@@ -118,7 +118,7 @@ impl Matrix {
         }
     }
 
-    /// Inputs and outputs, or `None` where a model of this spec has no such matrix.
+    /// The inputs and outputs; `None` where a model of this spec has no such matrix.
     pub fn shape(self, spec: &ModelSpec) -> Option<(u32, u32)> {
         let attention = spec.heads * spec.head_width;
         let kv = spec.kv_heads * spec.head_width;
@@ -131,9 +131,9 @@ impl Matrix {
             Self::Query(l) => layer(l, (spec.hidden, attention)),
             Self::Key(l) | Self::Value(l) => layer(l, (spec.hidden, kv)),
             Self::AttentionOutput(l) => layer(l, (attention, spec.hidden)),
-            Self::Gate(l) => layer(l, (spec.hidden, spec.inner)).filter(|_| spec.gated),
-            Self::Up(l) => layer(l, (spec.hidden, spec.inner)),
-            Self::Down(l) => layer(l, (spec.inner, spec.hidden)),
+            Self::Gate(l) => layer(l, (spec.hidden, spec.intermediate)).filter(|_| spec.gated),
+            Self::Up(l) => layer(l, (spec.hidden, spec.intermediate)),
+            Self::Down(l) => layer(l, (spec.intermediate, spec.hidden)),
             Self::Patch => spec.patches.map(|patches| (patches.values(), spec.hidden)),
             Self::ClassDense => class.and_then(|c| c.dense).map(|_| (spec.hidden, spec.hidden)),
             Self::ClassOutput => class.map(|c| (spec.hidden, c.labels)),
@@ -142,7 +142,7 @@ impl Matrix {
         }
     }
 
-    /// All matrices of a model.
+    /// All matrices of a model, layer by layer.
     pub fn all(spec: &ModelSpec) -> impl Iterator<Item = Self> {
         let layers = (0..spec.layers).flat_map(|l| {
             use Matrix::*;
@@ -155,7 +155,7 @@ impl Matrix {
 }
 
 impl Vector {
-    /// The same of another layer, where it is one of a layer.
+    /// The same vector of another layer; a vector of no layer stays as it is.
     #[must_use]
     pub fn at(self, layer: impl Fn(u32) -> u32) -> Self {
         match self {
@@ -178,7 +178,7 @@ impl Vector {
         }
     }
 
-    /// Whether it is what a norm multiplies columns by.
+    /// Whether this is the weight of a norm.
     pub fn is_norm(self) -> bool {
         matches!(
             self,
@@ -194,7 +194,7 @@ impl Vector {
         )
     }
 
-    /// How many values, or `None` where a model of this spec has no such vector.
+    /// The number of values; `None` where a model of this spec has no such vector.
     pub fn width(self, spec: &ModelSpec) -> Option<u32> {
         let attention = spec.heads * spec.head_width;
         let kv = spec.kv_heads * spec.head_width;
@@ -211,8 +211,8 @@ impl Vector {
             Self::QueryBias(l) => layer(l, spec.qkv_bias, attention),
             Self::KeyBias(l) | Self::ValueBias(l) => layer(l, spec.qkv_bias, kv),
             Self::AttentionOutputBias(l) => layer(l, spec.attention_output_bias, hidden),
-            Self::UpBias(l) => layer(l, spec.mlp_bias, spec.inner),
-            Self::GateBias(l) => layer(l, spec.mlp_bias && spec.gated, spec.inner),
+            Self::UpBias(l) => layer(l, spec.mlp_bias, spec.intermediate),
+            Self::GateBias(l) => layer(l, spec.mlp_bias && spec.gated, spec.intermediate),
             Self::DownBias(l) => layer(l, spec.mlp_bias, hidden),
             Self::QueryHeadNorm(l) | Self::KeyHeadNorm(l) => {
                 layer(l, spec.head_norm, spec.head_width)
@@ -228,7 +228,7 @@ impl Vector {
             Self::FinalNorm => last.then_some(hidden),
             Self::FinalNormBias => (last && norm_bias).then_some(hidden),
             Self::TokenTypes => (spec.token_types > 0).then_some(spec.token_types * hidden),
-            Self::Distances => spec.distances.map(|d| d.buckets * spec.heads),
+            Self::RelativeBias => spec.relative_bias.map(|d| d.buckets * spec.heads),
             Self::ClassDenseBias => {
                 class.filter(|c| c.dense_bias).and_then(|c| c.dense).map(|_| hidden)
             }
@@ -242,7 +242,7 @@ impl Vector {
         }
     }
 
-    /// All vectors of a model.
+    /// All vectors of a model, layer by layer.
     pub fn all(spec: &ModelSpec) -> impl Iterator<Item = Self> {
         use Vector::*;
         let layers = (0..spec.layers).flat_map(|l| {
@@ -273,7 +273,7 @@ impl Vector {
                 FinalNorm,
                 FinalNormBias,
                 TokenTypes,
-                Distances,
+                RelativeBias,
                 ClassDenseBias,
                 ClassNorm,
                 ClassNormBias,

@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Name, type, shape, bytes.
+/// A tensor's name, type, shape and bytes.
 pub(crate) type TestTensor<'a> = (&'a str, &'a str, Vec<u64>, Vec<u8>);
 
-/// A header of these entries as they stand (so that wrong ones can be written), and the data.
+/// A safetensors file with this header, which may be wrong, and this data.
 pub(crate) fn raw(header: &str, data: &[u8]) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
@@ -16,7 +16,7 @@ pub(crate) fn raw(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-/// A valid file of these tensors.
+/// A valid safetensors file of these tensors.
 pub(crate) fn file(tensors: &[TestTensor<'_>]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();
@@ -39,7 +39,8 @@ pub(crate) fn golden_copy(name: &str) -> tempfile::TempDir {
     copy
 }
 
-/// Replaces text in a file of a copy; in a header, `new` must be as long as `old`.
+/// Replaces a text in a file of a copy, where it occurs first. In a header, `new` must be as long
+/// as `old`.
 pub(crate) fn edit(copy: &tempfile::TempDir, file: &str, old: &str, new: &str) {
     let path = copy.path().join(file);
     let bytes = fs::read(&path).expect("a file");

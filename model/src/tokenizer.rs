@@ -1,35 +1,35 @@
-//! Text to token ids and back, as the files of a tokenizer say.
+//! Text to token ids and back, as the files of a tokenizer describe.
 
 mod class;
 mod settle;
 
 use crate::error::ModelError;
-use settle::{Settled, settle};
+use settle::{Settled, build};
 use std::path::{Path, PathBuf};
 use tokenizers::{
     PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
 };
 
-/// Tokens before a text that are read with its first: some words.
+/// How many tokens of known text new tokens are decoded together with: a few words.
 const BEHIND: usize = 8;
 
-/// A tokenizer. Neither pads nor cuts on its own, whatever its file says.
+/// A tokenizer. It neither pads nor truncates unless it is asked to, whatever its file says.
 pub struct Tokenizer {
     path: PathBuf,
     inner: tokenizers::Tokenizer,
     direction: TruncationDirection,
-    /// Whether the model is given the types of tokens.
+    /// Whether the model reads token types.
     types: bool,
     max_tokens: Option<u32>,
     clean_up: bool,
 }
 
-/// The tokens of a text, or of a pair of them.
+/// The tokens of a text or of a pair of texts.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Encoded {
-    /// Token ids.
+    /// The token ids, special tokens included.
     pub ids: Vec<u32>,
-    /// A type for each, which says which of two texts it belongs to; none where all are 0.
+    /// The type of each token, which says to which of two texts it belongs; empty where all are 0.
     pub types: Vec<u8>,
 }
 
@@ -40,19 +40,19 @@ impl From<Vec<u32>> for Encoded {
 }
 
 impl Tokenizer {
-    /// Opens the `tokenizer.json` of a model directory, with what `tokenizer_config.json` and older files
-    /// beside it say of it.
+    /// Opens the `tokenizer.json` of a model directory, together with `tokenizer_config.json` and the older files
+    /// beside it.
     ///
     /// # Errors
-    /// When there is none, or it cannot be read.
+    /// When there is no `tokenizer.json`, or a file cannot be read.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
-        let Settled { inner, direction, types, max_tokens, clean_up } = settle(directory)?;
+        let Settled { inner, direction, types, max_tokens, clean_up } = build(directory)?;
         let path = directory.join("tokenizer.json");
         Ok(Self { path, inner, direction, types, max_tokens, clean_up })
     }
 
-    /// The tokens of a text, special tokens added. With a limit, text is cut so that all special
-    /// tokens stay.
+    /// The tokens of a text with the special tokens that belong around it. With a limit, the text is cut so that all
+    /// special tokens stay.
     ///
     /// # Errors
     /// When the tokenizer refuses the text, or the limit leaves no room for it.
@@ -69,8 +69,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The tokens of two texts that are read together, special tokens added. With a limit, the longer of
-    /// them is cut, and then both.
+    /// The tokens of two texts that are read together, with special tokens. With a limit, the longer text is cut first,
+    /// and then both.
     ///
     /// # Errors
     /// When the tokenizer refuses the texts, or the limit leaves no room for them.
@@ -108,11 +108,11 @@ impl Tokenizer {
         Ok(Encoded { ids: pair.get_ids().to_vec(), types })
     }
 
-    /// How many of a text's first tokens are those of a prompt before it: special tokens that open a text
-    /// among them, and of those that end one, one.
+    /// How many of a text's first tokens belong to a prompt before it. Special tokens that begin a text are among them,
+    /// but not the one that ends it.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// As for [`Tokenizer::encode`].
     pub fn prompt_tokens(&self, prompt: &str, limit: usize) -> Result<usize, ModelError> {
         let ids = self.encode(prompt, Some(limit))?;
         let added = self.inner.get_added_tokens_decoder();
@@ -120,7 +120,7 @@ impl Tokenizer {
         Ok(ids.len() - usize::from(ends))
     }
 
-    /// Lower-cases texts before all else, if that is not done already.
+    /// Lower-cases texts before anything else, unless the tokenizer does so already.
     pub fn lower_case(&mut self) {
         use tokenizers::{
             NormalizerWrapper,
@@ -141,12 +141,13 @@ impl Tokenizer {
         }
     }
 
-    /// Tokens of a text at most, special ones among them, if the tokenizer's files say how many.
+    /// The most tokens of a text, special ones included, if the tokenizer's files say.
     pub fn max_tokens(&self) -> Option<u32> {
         self.max_tokens
     }
 
-    /// The tokens of a text and no others: special tokens are those that stand in it, as in a chat's.
+    /// The tokens of a text without special tokens around it; those written in the text itself are recognised, as in
+    /// chats.
     ///
     /// # Errors
     /// When the tokenizer refuses the text.
@@ -155,7 +156,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of tokens, special ones left out.
+    /// The text of tokens, without the special ones.
     ///
     /// # Errors
     /// When the tokenizer refuses them.
@@ -164,13 +165,13 @@ impl Tokenizer {
         Ok(if self.clean_up { cleaned(&text) } else { text })
     }
 
-    /// Special tokens that are added to every text.
+    /// How many special tokens are added to every text.
     pub fn special_tokens(&self) -> usize {
         self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false))
     }
 
-    /// Text that comes token by token, behind the last tokens of one that is known: the first token of a text may
-    /// lose its space.
+    /// Decodes tokens one by one, behind the last tokens of a text that is known: the first token of a text may lose
+    /// its space.
     pub fn stream(&self, behind: &[u32]) -> TextStream<'_> {
         let behind = &behind[behind.len().saturating_sub(BEHIND)..];
         TextStream { tokenizer: self, tokens: behind.to_vec(), before: 0, told: behind.len() }
@@ -181,20 +182,20 @@ impl Tokenizer {
     }
 }
 
-/// Tokens that become text as they come. A token may be part of a character, and may stand differently alone
-/// than behind another: it is told with those before it, once it is whole.
+/// Decodes tokens as they come. A token may be part of a character, or read otherwise alone than behind another: it is
+/// decoded with those before it, and its text is returned once it is complete.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
-    /// Where the tokens begin that the next ones are read with,
+    /// Where the tokens begin that new tokens are decoded together with.
     before: usize,
-    /// and where those that were not told yet do.
+    /// Where the tokens begin whose text was not returned yet.
     told: usize,
 }
 
 impl TextStream<'_> {
-    /// What a token adds to the text; nothing where more are needed.
+    /// Adds a token, and returns the text that it completes; empty where more tokens are needed.
     ///
     /// # Errors
     /// When the tokenizer refuses it.
@@ -205,11 +206,11 @@ impl TextStream<'_> {
             return Ok(String::new());
         }
         (self.before, self.told) = (self.told, self.tokens.len());
-        // What was told may have read otherwise; nothing is told twice.
+        // What was returned may have read otherwise; nothing is returned twice.
         Ok(all.get(known.len()..).unwrap_or_default().to_owned())
     }
 
-    /// What is left where no more tokens come.
+    /// Returns the rest of the text, once no more tokens come.
     ///
     /// # Errors
     /// When the tokenizer refuses them.
@@ -218,14 +219,14 @@ impl TextStream<'_> {
         Ok(all.get(known.len()..).unwrap_or_default().to_owned())
     }
 
-    /// The text that was told lately, and the same with what was not.
+    /// The text that was returned last, and the same text continued by what was not returned yet.
     fn read(&self) -> Result<(String, String), ModelError> {
         let known = self.tokenizer.decode(&self.tokens[self.before..self.told])?;
         Ok((known, self.tokenizer.decode(&self.tokens[self.before..])?))
     }
 }
 
-/// Text without the spaces that pieces have before punctuation.
+/// A text without the spaces that decoding leaves before punctuation.
 fn cleaned(text: &str) -> String {
     const SPACED: [(&str, &str); 10] = [
         (" .", "."),
@@ -258,7 +259,8 @@ mod tests {
         Tokenizer::open(directory.path())
     }
 
-    /// Words, `[CLS] text [SEP]`, and padding and truncation as sentence-transformers leave them.
+    /// A tokenizer of words with `[CLS] text [SEP]`, and with padding and truncation as sentence-transformers leave
+    /// them.
     const WORDS: &str = r#"{
         "version": "1.0",
         "truncation": {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
@@ -302,7 +304,7 @@ mod tests {
         assert_eq!(tokenizer.special_tokens(), 2);
     }
 
-    /// Every byte is a token.
+    /// A tokenizer whose tokens are bytes.
     const BYTES: &str = r#"{
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": null, "post_processor": null,
@@ -325,7 +327,7 @@ mod tests {
         assert_eq!(told.concat(), "one two three");
     }
 
-    /// As Llama 2's: a word has its space, and the first word of a text loses it.
+    /// A tokenizer like Llama 2's: each word has a space before it, which the first word of a text loses.
     const SPACED: &str = r#"{
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},

@@ -1,4 +1,4 @@
-//! The tensors of a model that nothing here reads.
+//! Finds the tensors of a model that nothing here reads.
 
 use crate::{
     ModelDir,
@@ -11,7 +11,7 @@ use crate::{
 use std::collections::HashSet;
 
 impl ModelDir {
-    /// Names the tensors that are neither read nor known to change nothing.
+    /// A warning that names the tensors that are neither read nor known to change nothing.
     pub(crate) fn unused(&self) -> Result<Option<Warning>, ModelError> {
         let tables = [Table::Word, Table::Position].map(|table| self.table(table));
         let mut used: HashSet<String> = tables.into_iter().flatten().map(|found| found.0).collect();

@@ -1,4 +1,5 @@
-//! Every golden checkpoint opens as what it is, and its tensors read as another reader reads them.
+//! Every golden checkpoint opens as the model that it is, and its tensors read as with another
+//! reader.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::WeightFormat;
@@ -13,7 +14,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
 }
 
-/// All tensors of a checkpoint, whole and as f32, by the reference reader.
+/// All tensors of a checkpoint as f32, read by the `safetensors` crate.
 struct Reference(HashMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Reference {
@@ -52,14 +53,15 @@ impl Reference {
         Self(tensors)
     }
 
-    /// Value (i, o) of a matrix, `by_output` as `nn.Linear` stores it.
+    /// The weight of input `i` for output `o`; with `by_output`, the tensor is stored as
+    /// `nn.Linear` does.
     fn at(&self, name: &str, by_output: bool, i: usize, o: usize) -> f32 {
         let (shape, values) = &self.0[name];
         values[if by_output { o * shape[1] + i } else { i * shape[1] + o }]
     }
 }
 
-/// Compares a matrix, whole and a window of it, with the tensor `name` from output `first` on.
+/// Compares a matrix, the whole of it and a window, with the tensor `name` from output `first` on.
 fn check(model: &ModelDir, which: Matrix, name: &str, by_output: bool, first: usize) {
     let reference = Reference::open(model.name());
     let source = model.matrix(which).unwrap();
@@ -91,7 +93,7 @@ fn bert() {
         let spec = model.spec();
         assert_eq!(model.format(), format);
         assert_eq!((spec.hidden, spec.layers, spec.heads, spec.head_width), (42, 3, 6, 7));
-        assert_eq!((spec.inner, spec.vocabulary, spec.position_limit()), (50, 97, 160));
+        assert_eq!((spec.intermediate, spec.vocabulary, spec.position_limit()), (50, 97, 160));
         assert_eq!((spec.norm, spec.norm_place), (NormKind::Layer, NormPlace::Post));
         let HeadSpec::Classes(head) = &spec.head else { panic!("classes") };
         assert_eq!((head.row, head.dense), (ClassRow::First, Some(ClassActivation::Tanh)));
@@ -120,7 +122,10 @@ fn bert() {
 fn distilbert() {
     let model = ModelDir::open(&path("distilbert")).unwrap();
     let spec = model.spec();
-    assert_eq!((spec.hidden, spec.heads, spec.inner, spec.position_limit()), (40, 5, 54, 140));
+    assert_eq!(
+        (spec.hidden, spec.heads, spec.intermediate, spec.position_limit()),
+        (40, 5, 54, 140)
+    );
     assert!(spec.token_types == 0 && spec.embedding_norm);
     let HeadSpec::Classes(head) = &spec.head else { panic!("classes") };
     assert_eq!((head.dense, head.labels), (Some(ClassActivation::Relu), 4));
@@ -143,7 +148,7 @@ fn distilbert() {
 fn gpt2_splits_its_fused_tensor() {
     let model = ModelDir::open(&path("gpt2")).unwrap();
     let spec = model.spec();
-    assert_eq!((spec.hidden, spec.heads, spec.inner), (40, 5, 54));
+    assert_eq!((spec.hidden, spec.heads, spec.intermediate), (40, 5, 54));
     assert_eq!((spec.activation, spec.norm_place), (Activation::GeluTanh, NormPlace::Pre));
     assert_eq!(spec.head, HeadSpec::Language { tied: true, bias: false });
     let fused = "transformer.h.1.attn.c_attn";
@@ -161,7 +166,7 @@ fn gpt2_splits_its_fused_tensor() {
     check_vector(&model, Vector::FinalNormBias, "transformer.ln_f.bias", 0);
 
     let model = ModelDir::open(&path("gpt2-classes")).unwrap();
-    assert_eq!((model.spec().inner, model.spec().hidden), (96, 24));
+    assert_eq!((model.spec().intermediate, model.spec().hidden), (96, 24));
     let HeadSpec::Classes(head) = &model.spec().head else { panic!("classes") };
     assert_eq!((head.row, head.dense, head.labels, head.bias), (ClassRow::Last, None, 2, false));
     check(&model, Matrix::ClassOutput, "score.weight", true, 0);
@@ -215,11 +220,11 @@ fn families_that_are_like_others_differ_where_they_say() {
     check(&roberta, Matrix::ClassDense, "classifier.dense.weight", true, 0);
 
     let mpnet = open("mpnet");
-    let distances = mpnet.spec().distances.unwrap();
+    let distances = mpnet.spec().relative_bias.unwrap();
     assert_eq!((distances.buckets, distances.most), (32, 128));
     assert!(mpnet.spec().token_types == 0);
     check(&mpnet, Matrix::Value(1), "mpnet.encoder.layer.1.attention.attn.v.weight", true, 0);
-    check_vector(&mpnet, Vector::Distances, "mpnet.encoder.relative_attention_bias.weight", 0);
+    check_vector(&mpnet, Vector::RelativeBias, "mpnet.encoder.relative_attention_bias.weight", 0);
 
     let opt = open("opt");
     assert_eq!((&opt.spec().positions, opt.format()), (&learned(162, 2), WeightFormat::F16));
@@ -268,7 +273,8 @@ fn tables_read_by_row() {
     }
 }
 
-/// What the conformance tests of other crates rely on.
+/// The references that conformance tests of other crates rely on are there, in the shapes that they
+/// expect.
 #[test]
 fn references_are_complete_and_clear() {
     for name in [

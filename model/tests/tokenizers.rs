@@ -1,4 +1,4 @@
-//! Tokenizers of small files, held against `AutoTokenizer` of transformers: `scripts/golden-tokenizers.py`.
+//! Compares tokenizers of small files with `AutoTokenizer` of transformers: `scripts/golden-tokenizers.py`.
 #![cfg(feature = "tokenizer")]
 
 use galaxy_model::tokenizer::Tokenizer;
@@ -18,9 +18,9 @@ struct Golden {
 #[derive(Deserialize)]
 struct Case {
     base: String,
-    /// File, field and value; no field takes the file away.
+    /// The file, the field and its value; without a field the file is removed.
     changed: Vec<(String, Option<String>, Value)>,
-    /// None where it is what comes without changes.
+    /// The expected outcome; `None` where it is that without changes.
     result: Option<Outcome>,
 }
 
@@ -35,7 +35,7 @@ struct Outcome {
     length: Option<u32>,
 }
 
-/// What is not as in the reference; nothing where all is.
+/// Describes the differences from the reference; `None` where there are none.
 fn check(golden: &Golden, case: &Case) -> Result<Option<String>, String> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut files = golden.bases[&case.base].clone();

@@ -1,6 +1,6 @@
-//! What one device more does to predicted latency: plans for random clusters of 8 to 63 devices and
-//! for the same with one device more, and writes a line of JSON for each. A case that the file has is
-//! not planned again; two files of two versions can be compared.
+//! Measures what one more device does to predicted latency: plans for random clusters of 8 to 63
+//! devices and for the same with one more device, and writes a line of JSON for each. A case that the
+//! file has is not planned again; two files of two versions can be compared.
 //!
 //!     cargo run --release -p galaxy-planner --example additions -- FILE FROM TO
 //!     cargo run --release -p galaxy-planner --example additions -- FILE [OTHER]
@@ -16,7 +16,8 @@ mod sample;
 #[allow(dead_code)]
 mod testing;
 
-/// Without a plan, latency is endless: JSON has null for it.
+/// Predicted latency before and after the addition. Without a plan it is endless: JSON has null for
+/// it.
 type Case = (f64, f64);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -80,13 +81,13 @@ fn read(file: &str) -> BTreeMap<u64, Case> {
     text.lines().filter_map(case).collect()
 }
 
-/// Says how latencies with one device more compare with those before.
+/// Prints how latencies with one more device compare with those before.
 fn report(cases: &BTreeMap<u64, Case>) {
     let with_plan = cases.iter().filter(|(_, case)| case.0.is_finite());
     ratios("one device more", with_plan.map(|(&seed, &(before, after))| (after / before, seed)));
 }
 
-/// Says how latencies of one file compare with those of another.
+/// Prints how latencies of one file compare with those of another.
 fn compare(cases: &BTreeMap<u64, Case>, other: &BTreeMap<u64, Case>) {
     let both = || cases.iter().filter_map(|(seed, case)| Some((*seed, *case, *other.get(seed)?)));
     let before = both().filter(|(_, _, other)| other.0.is_finite());

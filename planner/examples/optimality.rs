@@ -1,5 +1,5 @@
-//! How far the paper's Algorithm 1 is from the exact split, over random small clusters, and how often
-//! it fails though a split fits. The same instances as in the test of exactness.
+//! Measures how far the paper's Algorithm 1 is from the exact split, over random small clusters, and
+//! how often it fails though a split fits. The same instances as in the test of exactness.
 //!
 //!     cargo run --release -p galaxy-planner --example optimality
 #![allow(clippy::unwrap_used)]

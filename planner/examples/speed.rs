@@ -1,5 +1,5 @@
-//! How long planning takes: a Llama of 32 layers on 4, 8 and 64 unlike devices. Prints the median and
-//! the spread of 11 runs, or of as many as are asked for.
+//! Measures how long planning takes: a Llama of 32 layers on 4, 8 and 64 unlike devices. Prints the
+//! median and the spread of 11 runs, or of as many as are asked for.
 //!
 //!     cargo run --release -p galaxy-planner --example speed [-- DEVICES [RUNS]]
 #![allow(clippy::unwrap_used)]
@@ -18,7 +18,7 @@ const RUNS: usize = 11;
 fn main() {
     let spec = testing::llama(32, 2048, 32, 8);
     let workload =
-        Workload { made: 0, texts: 1, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
+        Workload { generated: 0, texts: 1, lengths: vec![(284, 1.0)], wanted: Wanted::LastLogits };
     let allowed = Allowed {
         strategy: Strategy::Auto,
         wires: vec![WireType::F32],

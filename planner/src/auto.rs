@@ -1,36 +1,37 @@
 //! `auto`: the best of everything that may be chosen.
 
 use crate::{
-    climb, draft, left_out, many, policies, predict, reasons,
+    candidate, climb, left_out, many, policies, predict, reasons, rebalance,
     request::{Offer, Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
-    search, shift,
+    search,
 };
 use galaxy_common::Strategy;
 
-/// Rings of few devices that are simulated.
+/// How many rings of few devices are simulated.
 const SIMULATED: usize = 6;
 
-/// Rings of many devices that are simulated, where the closed form sees all that is done, and where it does not.
+/// How many rings of many devices are simulated: where the closed form sees all that is done, and where it does
+/// not.
 const SIMULATED_OF_MANY: [usize; 2] = [8, 10];
-/// How much worse than the best by it these may be.
+/// How many times the cost of the best by the closed form these may cost, in the same two cases.
 const BEHIND: [f64; 2] = [1.25, 1.4];
-/// Of many devices, a strategy that divides all of its work among all of them is looked at if it costs no
-/// more than this of the best.
+/// Of many devices, a strategy that divides all of its work among all of them is looked at if it costs no more
+/// than this many times the best.
 const DIVIDED: f64 = 1.6;
 
-/// How much worse than the best that was simulated stages may be by their closed form, and still be
+/// How many times the latency of the best that was simulated stages may cost by their closed form, and still be
 /// looked at: they are about as fast as it says.
 const STAGES: f64 = 1.1;
 
-/// A plan with what the simulator says of it.
+/// A plan with its prediction by the simulator.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranked {
     pub candidate: Candidate,
     pub prediction: Prediction,
 }
 
-/// Plans by the strategy that is asked for.
+/// The plan of the strategy that is asked for, with its reasons.
 ///
 /// # Errors
 /// As [`crate::plan`].
@@ -39,8 +40,8 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let strategy = request.allowed.strategy;
     let mut search = Search::default();
     let reading = rings.request.workload;
-    // Where tokens are made, plans for one row at a time are candidates, too.
-    let row = Workload { lengths: vec![(1, 1.0)], texts: 1, made: 0, ..reading.clone() };
+    // Where tokens are generated, plans for one row at a time are candidates, too.
+    let row = Workload { lengths: vec![(1, 1.0)], texts: 1, generated: 0, ..reading.clone() };
     let rows = Request { workload: &row, ..*request };
     let mut single = Rings::new(&rows)?;
     let mut ranked = if strategy == Strategy::Auto {
@@ -95,19 +96,19 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     })
 }
 
-/// Takes the first that fits. What stays far below what is granted was not lowered so far.
+/// Takes the first plan that fits. Plans that stay far below what is granted were not lowered so far.
 fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, PlanningError> {
     let mut error = None;
     while !ranked.is_empty() {
         let mut first = ranked.remove(0);
         let plan = &first.candidate.plan;
         if first.candidate.needs.is_empty() {
-            first.candidate.needs = draft::needs(request, plan)?;
+            first.candidate.needs = candidate::needs(request, plan)?;
         }
-        if draft::above(plan, &first.candidate.needs).is_empty() {
+        if candidate::above(plan, &first.candidate.needs).is_empty() {
             return Ok(first);
         }
-        error = Some(draft::too_large(plan.strategy, plan, &first.candidate.needs));
+        error = Some(candidate::too_large(plan.strategy, plan, &first.candidate.needs));
     }
     Err(error.unwrap_or(PlanningError::Nothing { why: "there is no candidate".into() }))
 }
@@ -118,17 +119,17 @@ pub(crate) fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked
     Ok(Ranked { candidate, prediction })
 }
 
-/// Whether tokens are made.
+/// Whether tokens are generated.
 fn makes(request: &Request<'_>) -> bool {
-    request.workload.made > 0 && request.allowed.cache.rows > 0
+    request.workload.generated > 0 && request.allowed.cache.rows > 0
 }
 
 pub(crate) fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
     ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
-/// The candidates of as few of the fastest devices as all sets are looked at of, behind those that are
-/// known.
+/// The candidates among the fastest devices, as many of these as all sets are searched of; without those in
+/// `known`.
 fn of_the_fastest(
     request: &Request<'_>,
     rings: &mut Rings<'_>,
@@ -149,8 +150,8 @@ fn of_the_fastest(
     found.unwrap_or_default()
 }
 
-/// All candidates that fit, simulated for `request`, behind those that are known: of many devices those of all,
-/// and of the fastest, so that a device more than those does not make a plan worse.
+/// All candidates that fit, simulated for `request`, without those in `known`: of many devices those of all, and
+/// of the fastest, so that one more device does not make a plan worse.
 fn auto(
     request: &Request<'_>,
     rings: &mut Rings<'_>,
@@ -172,7 +173,7 @@ fn auto(
     }
 }
 
-/// What is found of `rings` as they are.
+/// The candidates that are found among `rings` as they are, without those in `known`.
 fn candidates(
     request: &Request<'_>,
     rings: &mut Rings<'_>,
@@ -181,7 +182,7 @@ fn candidates(
 ) -> Result<Vec<Ranked>, PlanningError> {
     let mut ranked: Vec<Ranked> = Vec::new();
     let few = request.offers.len() <= search::ALL_SETS;
-    // The closed form is of rows that are divided.
+    // The closed form assumes rows that are divided.
     let unseen = usize::from(makes(request) || request.texts() > 1);
     let mut error = None;
     let mut keep = |found: Result<Candidate, PlanningError>, ranked: &mut Vec<Ranked>| {
@@ -234,7 +235,7 @@ fn candidates(
         let better = climb::rings(request, rings, &ranked, &mut search.simulated);
         ranked.extend(better);
     }
-    let better = shift::rows(request, &ranked, &mut search.simulated);
+    let better = rebalance::rows(request, &ranked, &mut search.simulated);
     ranked.extend(better);
     if ranked.is_empty() {
         return Err(reasons::nothing_fits(rings, error));

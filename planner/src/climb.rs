@@ -8,7 +8,7 @@
 
 use crate::{
     auto::{Ranked, least, rank},
-    closed::{ByRows, Means},
+    cost_model::{RowLayers, Transport},
     many, reasons,
     request::Request,
     ring::{By, Rings},
@@ -16,42 +16,43 @@ use crate::{
 };
 use galaxy_common::{Plan, Strategy};
 
-/// Rings are changed whose latency is no more than this of the best,
+/// How many times the best latency a ring may take to be changed.
 const GOOD: f64 = 1.02;
-/// or that are among so many of the best.
+/// How many of the best rings are changed in any case.
 const STARTS: usize = 3;
-/// Rings are simulated whose estimate is no more than this of the best latency.
+/// How many times the best latency the estimate of a ring may be for it to be simulated.
 const HOPE: f64 = 1.05;
-/// After so many in a row that do not help no other is simulated.
+/// How many simulations in a row may not help before no other ring is simulated.
 const PATIENCE: usize = 24;
-/// What must be left of the best latency to count as help.
+/// The share of the best latency below which a simulation counts as help.
 const HELPS: f64 = 0.998;
-/// What costs the same but for this share is alike.
+/// The share by which the costs of rings may differ that count as alike.
 const ALIKE: f64 = 1e-4;
-/// How much worse than the ring that is changed a change may be by the closed form.
+/// How many times the cost of the ring that is changed a change may cost by the closed form.
 const WORSE: f64 = 1.3;
-/// How much faster than the others those lose weight in an estimate that are less like the ring.
+/// How fast simulated rings lose weight in an estimate the less they are like the ring: the factor in the
+/// exponent.
 const SHARP: f64 = 4.0;
-/// An estimate is less by this share of how unlike the ring is to the nearest that was simulated: it is
-/// the less certain.
+/// The share by which an estimate is lowered for each unit by which the nearest simulated ring is unlike
+/// the ring: it is the less certain.
 const OPEN: f64 = 0.3;
-/// What is more unlike than this is as uncertain.
+/// The unlikeness from which on a ring is no less certain.
 const UNKNOWN: f64 = 0.5;
-/// What is simulated in all, in tiles that go from device to device in a block: simulating takes as long
-/// as there are such,
+/// The work of all simulations together, in tiles that go from device to device in a block: simulating
+/// takes the longer, the more of these there are.
 const WORK: usize = 160_000;
-/// and a little for each plan.
+/// The work of simulating a plan besides its tiles, in the same unit.
 const PLAN: usize = 100;
 
 /// A ring that was simulated.
-struct Seen {
+struct SimulatedRing {
     ring: Priced,
     latency: f64,
-    /// Whether its changes are known.
+    /// Whether its changes were added to the rings that wait.
     changed: bool,
 }
 
-impl Seen {
+impl SimulatedRing {
     fn new(ring: Priced, latency: f64) -> Self {
         Self { ring, latency, changed: false }
     }
@@ -65,11 +66,11 @@ pub(crate) fn rings(
     simulated: &mut u64,
 ) -> Vec<Ranked> {
     let orders = many::orders(rings);
-    let mut seen: Vec<Seen> = Vec::new();
+    let mut seen: Vec<SimulatedRing> = Vec::new();
     for ranked in ranked {
         let priced = reasons::priced(rings, &ranked.candidate.plan);
         let priced = priced.filter(|priced| !seen.iter().any(|seen| same(&seen.ring, priced)));
-        seen.extend(priced.map(|priced| Seen::new(priced, ranked.prediction.latency)));
+        seen.extend(priced.map(|priced| SimulatedRing::new(priced, ranked.prediction.latency)));
     }
     let mut best = least(ranked, |ranked| ranked.prediction.latency);
     let mut plans: Vec<Plan> = ranked.iter().map(|ranked| ranked.candidate.plan.clone()).collect();
@@ -84,7 +85,7 @@ pub(crate) fn rings(
         let ring = waiting.swap_remove(next);
         let tiles = ring.members.len().pow(2) * usize::from(ring.means.tiles);
         let Some(left) = work.checked_sub(tiles + PLAN) else { continue };
-        // What has no room, or cannot be lowered, does not help; nor do devices without a part.
+        // A ring that has no room, or cannot be lowered, does not help; nor do devices without a part.
         let Ok(expected) = rings.expected(ring.ring()) else { continue };
         if plans.contains(&expected.plan) {
             continue;
@@ -105,14 +106,14 @@ pub(crate) fn rings(
                     Err(_) => continue,
                 },
             };
-            seen.push(Seen::new(ring, new.prediction.latency));
+            seen.push(SimulatedRing::new(ring, new.prediction.latency));
             if new.prediction.latency < best * HELPS {
                 patience = PATIENCE;
             }
             best = best.min(new.prediction.latency);
             found.push(new);
         } else {
-            seen.push(Seen::new(ring, latency));
+            seen.push(SimulatedRing::new(ring, latency));
         }
     }
     found
@@ -121,7 +122,7 @@ pub(crate) fn rings(
 /// Adds the changes of the best that were simulated to the rings that wait.
 fn expand(
     rings: &mut Rings<'_>,
-    seen: &mut [Seen],
+    seen: &mut [SimulatedRing],
     waiting: &mut Vec<Priced>,
     orders: &[Vec<usize>],
 ) {
@@ -143,10 +144,10 @@ fn expand(
     }
 }
 
-/// The latency that a ring may have: its closed form times what rings that were simulated took as
-/// multiples of theirs, those that are most like it above all; and less, the more these differ and the less
-/// is known of such.
-fn estimate(seen: &[Seen], ring: &Priced) -> f64 {
+/// The latency that a ring may have: its closed form times what simulated rings took as multiples of
+/// theirs, those most like it above all; and less, the more these multiples differ and the less is known of
+/// such rings.
+fn estimate(seen: &[SimulatedRing], ring: &Priced) -> f64 {
     let (mut weights, mut sum, mut squares) = (0.0, 0.0, 0.0);
     let mut near = UNKNOWN;
     for seen in seen {
@@ -189,7 +190,7 @@ fn same(a: &Priced, b: &Priced) -> bool {
     a.members == b.members && a.means == b.means && a.by_rows == b.by_rows
 }
 
-/// Whether two rings differ in devices alone that are like one another.
+/// Whether two rings differ only in devices that are like one another.
 fn alike(a: &Priced, b: &Priced) -> bool {
     a.members.len() == b.members.len()
         && a.means == b.means
@@ -197,16 +198,16 @@ fn alike(a: &Priced, b: &Priced) -> bool {
         && (a.cost - b.cost).abs() <= a.cost * ALIKE
 }
 
-/// Rings that differ a little.
+/// Rings that differ a little from the one `at`.
 fn changes(rings: &mut Rings<'_>, at: &Priced, orders: &[Vec<usize>]) -> Vec<Priced> {
-    let mut all: Vec<(Vec<usize>, Means, ByRows)> = Vec::new();
+    let mut all: Vec<(Vec<usize>, Transport, RowLayers)> = Vec::new();
     let mut sets = many::neighbours(&at.members, orders);
     sets.extend(many::larger_and_smaller(at.members.len(), orders));
     for set in sets {
         // Alone, nothing is carried or cut; more devices than some have other ways.
         let alone = at.members.len() == 1 || set.len() == 1;
         let ways = search::means(rings.request, set.len());
-        let ways: Vec<Means> =
+        let ways: Vec<Transport> =
             ways.into_iter().filter(|&means| alone || means == at.means).collect();
         let cuts = match alone {
             true => search::corners(rings.request.spec, rings.texts, set.len()),

@@ -17,7 +17,7 @@ const WINDOW: u64 = 4 << 20;
 /// Bytes per second of a disk that nobody has measured: what slow flash gives.
 const DISK: f64 = 100e6;
 
-/// Costs for [`galaxy_graph::simulate()`].
+/// The costs of operations and links by profiles, for [`galaxy_graph::simulate()`].
 pub struct ProfileCosts<'a> {
     hidden: f64,
     /// What rows see in each layer, or once where all layers are alike.
@@ -73,12 +73,12 @@ impl<'a> ProfileCosts<'a> {
         let sees = self.sees[(layer as usize).min(self.sees.len() - 1)];
         self.shape.placed().filter_map(move |(text, segment)| {
             let place = |rows: Span<Row>| {
-                let at = |row: u32| segment.past + row - text.start();
+                let at = |row: u32| segment.context_len + row - text.start();
                 let rows = rows.intersect(text);
                 if rows.is_empty() { (0, 0) } else { (at(rows.start()), at(rows.end())) }
             };
             let queries = place(queries);
-            let pairs = seen_pairs(queries, (0, segment.past), sees)
+            let pairs = seen_pairs(queries, (0, segment.context_len), sees)
                 + seen_pairs(queries, place(keys), sees);
             (pairs > 0.0).then(|| (f64::from(queries.1 - queries.0), pairs))
         })
@@ -105,7 +105,7 @@ pub(crate) fn seen_pairs(
     ends - starts
 }
 
-/// The sum of these numbers, each where it is between two others, else the nearer of those.
+/// The sum of the whole numbers in `from..to`, each clamped between `low` and `high`.
 fn clamped((from, to): (i64, i64), (low, high): (i64, i64)) -> f64 {
     let below = (to.min(low) - from).max(0);
     let above = (to - from.max(high)).max(0);
@@ -114,8 +114,8 @@ fn clamped((from, to): (i64, i64), (low, high): (i64, i64)) -> f64 {
     (below * low + above * high + between) as f64
 }
 
-/// All links of a device go over one network interface, which carries what its fastest link was
-/// measured to carry.
+/// The network interface of a device, which all its links go over: it carries what its fastest link was measured
+/// to carry. `None` unless links both ways were measured.
 fn cable(profile: &ClusterProfile, name: &galaxy_common::DeviceName, plan: &Plan) -> Option<Cable> {
     let most = |mine: &dyn Fn(&LinkProfile) -> bool| {
         let of = profile.links.iter().filter(|l| l.link == plan.link && mine(l));
@@ -150,16 +150,16 @@ impl Costs for ProfileCosts<'_> {
                 let heads = f64::from(heads.len());
                 texts.map(|(q, pairs)| device.nanos(Kernel::Attend, &[q, pairs / q, heads])).sum()
             }
-            OpKind::Join { .. } => rows(Kernel::Join, write),
+            OpKind::AddNorm { .. } => rows(Kernel::Join, write),
             OpKind::Export { staged: true } | OpKind::Add => rows(Kernel::ExportAdd, write),
             OpKind::Export { staged: false } => rows(Kernel::Export, write),
             OpKind::Import => rows(Kernel::Import, write),
             OpKind::Select => rows(Kernel::Export, write),
-            OpKind::Keep { .. } | OpKind::Emit { .. } => rows(Kernel::Export, read),
+            OpKind::AppendKv { .. } | OpKind::Emit { .. } => rows(Kernel::Export, read),
             // A pass over the logits, and one over the candidates.
-            OpKind::Shortlist { .. } => rows(Kernel::Norm, (op.reads.len() as f64, read.1)),
-            OpKind::Collect => rows(Kernel::Import, read),
-            OpKind::Choose => 0.0,
+            OpKind::TopK { .. } => rows(Kernel::Norm, (op.reads.len() as f64, read.1)),
+            OpKind::GatherCandidates => rows(Kernel::Import, read),
+            OpKind::Sample => 0.0,
             OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => 0.0,
         };
         let wake = if op.waits.is_empty() { 0.0 } else { device.wake };

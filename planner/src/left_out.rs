@@ -6,7 +6,7 @@
 
 use crate::{
     auto::Ranked,
-    closed::{Load, mean},
+    cost_model::{Load, mean},
     reasons::{millis, priced},
     request::Request,
     ring::{Ring, Rings},
@@ -18,15 +18,16 @@ use galaxy_common::{
 };
 use std::time::Duration;
 
-/// Devices differ by less than this in what makes them alike: they have the same reason.
+/// The share by which traits of devices may differ that count as alike: these devices have the same
+/// reason.
 const ALIKE: f64 = 0.05;
-/// Kernels or links that are slower by less are not.
+/// How many times as long kernels or links must take to count as slower.
 const SLOWER: f64 = 1.05;
 
 /// What tells one device from another.
 #[derive(Clone, PartialEq, Debug)]
 struct Traits {
-    /// How many times as long its kernels take as the fastest of the plan's.
+    /// How many times as long its kernels take as the fastest of the plan.
     slower: f64,
     memory: Bytes,
     /// Its best link with a device of the plan; none where none was measured.
@@ -91,12 +92,13 @@ pub(crate) fn left_out(rings: &mut Rings<'_>, first: &Ranked) -> Vec<(DeviceName
     out
 }
 
-/// What a layer of a device takes.
+/// Nanoseconds that a device takes for the larger products of a layer, all rows of a request's programs
+/// together.
 fn layer(rings: &Rings<'_>, name: &DeviceName) -> Option<f64> {
     let (request, spec) = (rings.request, rings.request.spec);
     let rows = mean(&rings.loads, &Load::rows);
     let device = request.profile.device(name).ok()?;
-    let inner = f64::from(spec.inner);
+    let inner = f64::from(spec.intermediate);
     let width = f64::from((spec.heads + 2 * spec.kv_heads) * spec.head_width);
     Some(
         device.nanos(Kernel::Qkv, &[rows, width])
@@ -176,7 +178,7 @@ fn of_ring(rings: &mut Rings<'_>, chosen: &Priced, place: usize, traits: &Traits
     }
 }
 
-/// The cause in words, up to what would be without it.
+/// The cause as the beginning of a sentence, up to what would be without it.
 fn cause(
     request: &Request<'_>,
     chosen: &Priced,
@@ -226,7 +228,8 @@ fn most_memory(request: &Request<'_>, chosen: &Priced) -> Bytes {
     chosen.members.iter().map(|&m| request.offers[m].budget).max().unwrap_or(Bytes(0))
 }
 
-/// What the ring costs with a device more, carried as it is; or in the best way, where that is none.
+/// What the ring costs with one more device: carried as it is, where that is possible, else in the best
+/// way; `None` where none fits.
 fn with(rings: &mut Rings<'_>, chosen: &Priced, place: usize) -> Option<f64> {
     let mut best: Option<f64> = None;
     let members = [&chosen.members[..], &[place]].concat();

@@ -4,10 +4,10 @@
 //! Pure and deterministic: no files, no clock, no threads; equal inputs give equal plans.
 
 mod auto;
+mod candidate;
 mod climb;
-mod closed;
+mod cost_model;
 mod costs;
-mod draft;
 mod left_out;
 mod links;
 mod many;
@@ -16,10 +16,10 @@ pub mod paper;
 mod policies;
 mod predict;
 mod reasons;
+mod rebalance;
 mod request;
 mod ring;
 mod search;
-mod shift;
 pub mod split;
 mod stages;
 pub mod stream;
@@ -36,10 +36,10 @@ pub use request::{
     Search, Workload,
 };
 
-/// Plans by `request.allowed.strategy`.
+/// The plan of the strategy `request.allowed.strategy` for a request, with its reasons.
 ///
 /// # Errors
-/// When no device, no split or no memory does; the error says what is missing and where.
+/// When no device, no split or no memory is enough; the error says what is missing and where.
 pub fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     check(request)?;
     match auto::plan(request) {

@@ -11,7 +11,7 @@
 mod fastest;
 
 use crate::{
-    closed::{ByRows, Means, Reach},
+    cost_model::{Reach, RowLayers, Transport},
     request::Search,
     ring::{Ring, Rings},
     search::{self, Priced, best_reach, corners, edge, means, order, refine},
@@ -21,24 +21,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Up to so many devices, sets of every size are tried; then sizes grow by an eighth.
 const EACH_SIZE: usize = 12;
-/// Limits of links that are tried: classes of links, the fastest first, besides all of them.
+/// How many limits of links are tried: classes of links, the fastest first, besides all of them.
 const CLASSES: usize = 4;
-/// Links of one class differ by no more than this.
+/// The factor by which links of one class may differ.
 const CLASS: f64 = 1.5;
 /// Times until which devices could take a part, as shares of that by which all together take the model.
 const TIMES: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
-/// Rings that are tried in all ways, of those that are no further behind than this.
+/// How many of the best rings are tried in all ways; `BEHIND`: how many times the best cost a ring may cost
+/// to be kept.
 const CLOSER: usize = 12;
 const BEHIND: f64 = 1.6;
-/// Of those, so many are changed by one device at a time,
+/// How many of the rings that are found are changed by one device at a time.
 const CHANGED: usize = 3;
-/// so often at most,
+/// How often each of those is changed at most.
 const CHANGES: usize = 16;
-/// and in so many is the number of layers by rows looked for.
+/// How many of the rings that are found get their numbers of layers by rows refined, where memory binds.
 const REFINED: usize = 4;
-/// Of so many of the fastest devices, small sets grow from the best pair.
+/// How many of the fastest devices small sets are taken from, which grow from the best pair.
 const GROWN_FROM: usize = 16;
-/// Devices that a change may leave out, and that it may take in.
+/// How many devices a change may leave out, and how many it may take in.
 const NEAR: usize = 8;
 
 /// The best rings: those of the fastest devices, and of each size and way to cut blocks one or two, the
@@ -67,7 +68,7 @@ pub(crate) fn best(rings: &mut Rings<'_>, search: &mut Search) -> [Vec<Priced>; 
         let changed = in_all_ways(rings, changed);
         search::keep(&mut found, changed);
     }
-    let mut refined: Vec<(Vec<usize>, Means)> = Vec::new();
+    let mut refined: Vec<(Vec<usize>, Transport)> = Vec::new();
     for priced in found.clone() {
         let twin = refined.iter().any(|known| known.0 == priced.members);
         if refined.len() < REFINED && !twin && bound_by_memory(rings, &priced) {
@@ -75,7 +76,7 @@ pub(crate) fn best(rings: &mut Rings<'_>, search: &mut Search) -> [Vec<Priced>; 
         }
     }
     for (members, means) in refined {
-        let ring = Ring { members: &members, means, by_rows: ByRows::default() };
+        let ring = Ring { members: &members, means, by_rows: RowLayers::default() };
         let Ok(reach) = rings.reaches(ring) else { continue };
         for priced in refine(rings, &members, means, &reach) {
             search::keep(&mut found, priced);
@@ -106,7 +107,7 @@ pub(crate) fn orders(rings: &mut Rings<'_>) -> Vec<Vec<usize>> {
     let alone = means(rings.request, 1)[0];
     let speed: Vec<f64> = (0..n)
         .map(|d| {
-            let ring = Ring { members: &[d], means: alone, by_rows: ByRows::default() };
+            let ring = Ring { members: &[d], means: alone, by_rows: RowLayers::default() };
             let reach = best_reach(&rings.links, &[d], alone);
             rings.bound(ring, &reach).unwrap_or(f64::INFINITY)
         })
@@ -218,7 +219,11 @@ fn grown(rings: &mut Rings<'_>, fastest: &[usize]) -> BTreeSet<Vec<usize>> {
 }
 
 /// The cheapest of these sets by the closed form, if any fits; sorted.
-fn cheapest(rings: &mut Rings<'_>, sets: Vec<Vec<usize>>, by_rows: ByRows) -> Option<Vec<usize>> {
+fn cheapest(
+    rings: &mut Rings<'_>,
+    sets: Vec<Vec<usize>>,
+    by_rows: RowLayers,
+) -> Option<Vec<usize>> {
     let mut best: Option<(f64, Vec<usize>)> = None;
     for mut set in sets {
         set.sort_unstable();
@@ -234,32 +239,32 @@ fn cheapest(rings: &mut Rings<'_>, sets: Vec<Vec<usize>>, by_rows: ByRows) -> Op
     best.map(|best| best.1)
 }
 
-/// A few ways that stand for all.
-fn some_ways(rings: &Rings<'_>, devices: usize) -> Vec<Means> {
+/// A few ways to carry tiles, which stand for all.
+fn some_ways(rings: &Rings<'_>, devices: usize) -> Vec<Transport> {
     let all = means(rings.request, devices);
-    let bytes = |m: &Means| m.wire.row(rings.request.spec.hidden.into());
+    let bytes = |m: &Transport| m.wire.row(rings.request.spec.hidden.into());
     let narrow = all.iter().map(bytes).min();
     let most = all.iter().map(|m| m.tiles).max().unwrap_or(1).min(4);
-    let few = |m: &Means| m.tiles == most || m.tiles == 1;
-    let some: Vec<Means> =
+    let few = |m: &Transport| m.tiles == most || m.tiles == 1;
+    let some: Vec<Transport> =
         all.iter().copied().filter(|m| Some(bytes(m)) == narrow && few(m)).collect();
     if some.is_empty() { all } else { some }
 }
 
-/// What a ring costs at least, its members in order, and how they exchange.
-type Bound = (f64, Vec<usize>, Means);
+/// What a ring costs at least, its members in order, and how its tiles are carried.
+type Bound = (f64, Vec<usize>, Transport);
 
 /// The best ring of each size, with blocks cut in each way, the best first.
 fn of_each_size(rings: &mut Rings<'_>, sets: &BTreeSet<(usize, Vec<usize>)>) -> Vec<Priced> {
     // By size and cut, what every set could cost at least.
-    let mut bounds: BTreeMap<(usize, ByRows), Vec<Bound>> = BTreeMap::new();
+    let mut bounds: BTreeMap<(usize, RowLayers), Vec<Bound>> = BTreeMap::new();
     for (size, set) in sets {
         let mut orders: BTreeMap<LinkType, Vec<usize>> = BTreeMap::new();
         for means in some_ways(rings, *size) {
             let members = orders.entry(means.link);
             let members =
                 &*members.or_insert_with_key(|&link| order(&rings.links, link, rings.tile(), set));
-            let whole = Ring { members, means, by_rows: ByRows::default() };
+            let whole = Ring { members, means, by_rows: RowLayers::default() };
             let Ok(reach) = rings.reaches(whole) else { continue };
             for by_rows in corners(rings.request.spec, rings.texts, *size) {
                 if let Some(bound) = rings.bound(Ring { by_rows, ..whole }, &reach) {
@@ -297,7 +302,7 @@ fn of_each_size(rings: &mut Rings<'_>, sets: &BTreeSet<(usize, Vec<usize>)>) -> 
     found
 }
 
-/// The same devices, carried in the best way.
+/// The same devices, with their tiles carried in the best way.
 fn in_all_ways(rings: &mut Rings<'_>, mut found: Priced) -> Priced {
     for means in means(rings.request, found.members.len()) {
         let members = match means.link == found.means.link {
@@ -312,7 +317,7 @@ fn in_all_ways(rings: &mut Rings<'_>, mut found: Priced) -> Priced {
     found
 }
 
-/// The ring after the changes by one device that help by the closed form.
+/// The ring after changes by one device, as long as these help by the closed form.
 fn changed(
     rings: &mut Rings<'_>,
     mut found: Priced,
@@ -394,7 +399,8 @@ fn bound_by_memory(rings: &mut Rings<'_>, priced: &Priced) -> bool {
     })
 }
 
-/// What no plan of any set beats: all devices, links that cost nothing, nothing cut into tiles.
+/// A lower bound of what any plan of any set costs: all devices, links that cost nothing, nothing cut into
+/// tiles.
 fn floor(rings: &mut Rings<'_>, n: usize) -> f64 {
     let all: Vec<usize> = (0..n).collect();
     let free = vec![Reach { rate: f64::INFINITY, latency: 0.0, byte_cost: 0.0 }; n];

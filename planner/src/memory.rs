@@ -1,44 +1,44 @@
 //! What a plan is expected to take of each device, before it is lowered.
 //!
-//! Weights are counted by `galaxy_graph::budget`, exactly, in tables by heads, columns and words.
+//! Weights are counted by `galaxy_graph::budget`, exactly, in tables by heads, columns and vocabulary.
 //! What programs work in is estimated; what lowering then finds is put right by a correction, and the
 //! split is found again.
 
 use crate::{
-    closed::{ByRows, Means, Units, count},
+    cost_model::{RowLayers, Transport, Units, count},
     request::{Allowed, Request},
 };
 use galaxy_common::{Assignment, BlockAssignment, Head, Span};
 use galaxy_graph::{budget, holdings, lower::farthest, operators::OperatorGraph};
 use galaxy_model::{Formats, HeadSpec, ModelSpec, NormPlace, Positions};
 
-/// Weights of one layer and of what stands around them.
+/// Bytes of the weights of a layer, and of what stands around the layers.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Memory {
-    /// What every device holds.
+    /// Bytes that every device holds, whatever the layers.
     around: u64,
-    /// What every device holds of a layer, in the mean of all.
+    /// Bytes that every device holds of a layer, in the mean of all layers.
     layer: u64,
-    /// All heads of a layer,
+    /// Bytes of all heads of a layer.
     attention: u64,
-    /// and all columns.
+    /// Bytes of all columns of a layer's MLP.
     mlp: u64,
-    /// All words.
+    /// Bytes of the whole vocabulary in the head.
     head: u64,
     layers: Layers,
-    /// Keys and values of one head of a layer, for texts that go on.
-    pub kept: u64,
+    /// Bytes of one key-value head of a layer in the KV cache.
+    pub kv_cache: u64,
 }
 
-/// Bytes by units.
+/// Bytes that are held, by numbers of units.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct ShardBytes {
     pub heads: Vec<u64>,
     pub columns: Vec<u64>,
-    pub words: Vec<u64>,
+    pub vocabulary: Vec<u64>,
 }
 
-/// What so many units hold, from none to all.
+/// How much so many units hold, from none to all.
 fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
     (0..=count(all, unit)).map(move |n| (n as u32).saturating_mul(unit).min(all))
 }
@@ -46,7 +46,7 @@ fn sizes(all: u32, unit: u32) -> impl Iterator<Item = u32> {
 /// The layers of a model by their formats, which may differ from layer to layer.
 #[derive(Clone, PartialEq, Debug)]
 struct Layers {
-    /// The formats of a model of one of them, and how many are like it.
+    /// The formats of one layer, as those of a model of one layer, and how many layers have the same.
     kinds: Vec<(Formats, u64)>,
 }
 
@@ -63,7 +63,8 @@ impl Layers {
         Self { kinds }
     }
 
-    /// The weights of a device that has so much of the only layer of a model, in the mean of all layers.
+    /// The weights of a device that has this part of the only layer of a model, in the mean of all
+    /// layers.
     fn weights(&self, graph: &OperatorGraph, heads: Span<Head>, columns: u32, words: u32) -> u64 {
         let columns = Span::first(columns);
         let part = Assignment {
@@ -92,10 +93,10 @@ impl Memory {
             around,
             layer: bare - around,
             attention: layers.weights(&one, Span::first(spec.heads), 0, 0) - bare,
-            mlp: layers.weights(&one, Span::empty(), spec.inner, 0) - bare,
+            mlp: layers.weights(&one, Span::empty(), spec.intermediate, 0) - bare,
             head: layers.weights(&none, Span::empty(), 0, spec.vocabulary) - around,
             layers,
-            kept: u64::from(request.allowed.cache.rows)
+            kv_cache: u64::from(request.allowed.cache.rows)
                 * 2
                 * request.allowed.cache.values.bytes(spec.head_width),
         }
@@ -114,8 +115,8 @@ impl Memory {
         ((heads - 1).div_ceil(group) + 1).min(spec.kv_heads)
     }
 
-    /// Weights by units: of heads and of columns in one layer, and of words.
-    pub fn weights_by(&self, spec: &ModelSpec, units: Units) -> Held {
+    /// Bytes of weights by units: of heads and of columns in one layer, and of the vocabulary.
+    pub fn weights_by(&self, spec: &ModelSpec, units: Units) -> ShardBytes {
         let one = OperatorGraph::of(&ModelSpec { layers: 1, ..spec.clone() });
         let bare = self.around + self.layer;
         let of = |all: u32, unit: u32, bytes: &dyn Fn(u32) -> u64| -> Vec<u64> {
@@ -129,25 +130,25 @@ impl Memory {
             let start = start / units.heads * units.heads;
             self.layers.weights(&one, Span::new(start, start + heads), 0, 0)
         });
-        let columns = of(spec.inner, units.columns, &|columns| {
+        let columns = of(spec.intermediate, units.columns, &|columns| {
             self.layers.weights(&one, Span::empty(), columns, 0)
         });
-        let words = of(spec.extent().vocabulary, units.words, &|words| {
+        let words = of(spec.extent().vocabulary, units.vocabulary, &|words| {
             self.layers.weights(&one, Span::empty(), 0, words)
         });
-        Held { heads, columns, words }
+        ShardBytes { heads, columns, vocabulary: words }
     }
 
-    /// By units, in all layers that are cut by heads or columns, with what programs work in.
+    /// Bytes by units, in all layers that are cut by heads or columns, with what programs work in.
     pub fn held(
         spec: &ModelSpec,
-        weights: &Held,
+        weights: &ShardBytes,
         units: Units,
         runs: u64,
-        cut: ByRows,
+        cut: RowLayers,
         max_rows: u32,
         kept: u64,
-    ) -> Held {
+    ) -> ShardBytes {
         let rows = u64::from(max_rows) * 4;
         let width = u64::from(spec.head_width);
         let (attention, mlp) = (u64::from(cut.attention), u64::from(cut.mlp));
@@ -162,37 +163,41 @@ impl Memory {
             let works = rows * width * (heads + 2 * kv + heads.div_ceil(runs));
             attention * (held + kept * kv) + if attention > 0 { works } else { 0 }
         });
-        let columns = sized(&weights.columns, spec.inner, units.columns, &|held, columns| {
-            mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
-        });
+        let columns =
+            sized(&weights.columns, spec.intermediate, units.columns, &|held, columns| {
+                mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
+            });
         // Logits, and the same on their way to the coordinator.
-        let words = sized(&weights.words, spec.extent().vocabulary, units.words, &|held, words| {
-            held + 2 * rows * u64::from(words)
-        });
-        Held { heads, columns, words }
+        let words = sized(
+            &weights.vocabulary,
+            spec.extent().vocabulary,
+            units.vocabulary,
+            &|held, words| held + 2 * rows * u64::from(words),
+        );
+        ShardBytes { heads, columns, vocabulary: words }
     }
 
-    /// The process, what kernels work in, and what every device holds.
+    /// Bytes of the process, of what kernels work in, and of what every device holds.
     fn base(&self, spec: &ModelSpec, threads: u16, max_rows: u32) -> u64 {
         let each = budget::of_thread(spec, u64::from(max_rows)) + 576 * u64::from(spec.head_width);
         let positions = match &spec.positions {
             Positions::Rotary { .. } => budget::angle_bytes(spec) * u64::from(max_rows),
             Positions::Learned { .. } => budget::POSITION_ROWS * u64::from(spec.hidden) * 4,
         };
-        let distances = spec.distances.map_or(0, |_| 8 * u64::from(max_rows * spec.heads));
+        let distances = spec.relative_bias.map_or(0, |_| 8 * u64::from(max_rows * spec.heads));
         let pixels = spec.patches.map_or(0, |p| 8 * u64::from(max_rows * p.values()));
         let scratch =
             budget::SHARED_SCRATCH + u64::from(threads) * each + positions + distances + pixels;
         budget::PROCESS.0 + scratch + self.around + u64::from(spec.layers) * self.layer
     }
 
-    /// What a device takes whatever its part: the process, and what it works in if it owns rows.
+    /// Bytes that a device takes whatever its part: the process, and what it works in if it owns rows.
     #[expect(clippy::too_many_arguments, reason = "all that a device's memory depends on")]
     pub fn fixed(
         &self,
         spec: &ModelSpec,
-        means: Means,
-        by_rows: ByRows,
+        means: Transport,
+        by_rows: RowLayers,
         devices: usize,
         owner: bool,
         threads: u16,
@@ -222,7 +227,7 @@ impl Memory {
             _ => total += own * row,
         }
         if owner {
-            let kept = self.kept * u64::from(spec.kv_heads);
+            let kept = self.kv_cache * u64::from(spec.kv_heads);
             total += u64::from(by_rows.attention) * (self.attention + kept);
             total += u64::from(by_rows.mlp) * self.mlp;
             let queries = u64::from(spec.heads) * u64::from(spec.head_width) * 4;
@@ -231,7 +236,7 @@ impl Memory {
                 total += own * (2 * queries + keys) + rows * keys;
             }
             if by_rows.mlp > 0 {
-                total += own * u64::from(spec.inner) * 4;
+                total += own * u64::from(spec.intermediate) * 4;
             }
         }
         total
@@ -242,8 +247,8 @@ impl Memory {
         self.around + u64::from(spec.layers) * (self.layer + self.attention + self.mlp)
     }
 
-    /// Of a stage: what it takes whatever its layers, and what each of them takes. Every stage holds
-    /// the norms of all layers.
+    /// Bytes of a stage: what it takes whatever its layers, and what each of them takes. Every stage
+    /// holds the norms of all layers.
     pub fn stage(&self, spec: &ModelSpec, max_rows: u32, threads: u16, last: bool) -> (u64, u64) {
         let rows = u64::from(max_rows) * 4;
         let width = u64::from(spec.head_width);
@@ -251,7 +256,7 @@ impl Memory {
         let qkv = u64::from(2 * spec.heads + 2 * spec.kv_heads) * width;
         let mut fixed = self.base(spec, threads, max_rows);
         // Residual, normed rows, sums, and what goes in and out.
-        fixed += rows * (5 * hidden + qkv + u64::from(spec.inner));
+        fixed += rows * (5 * hidden + qkv + u64::from(spec.intermediate));
         if let (true, HeadSpec::Language { .. }) = (last, &spec.head) {
             let words = u64::from(spec.vocabulary);
             fixed += self.head;
@@ -259,7 +264,7 @@ impl Memory {
         }
         // In causal models each layer keeps its queries, keys and values from part to part.
         let kept = u64::from(spec.heads + 2 * spec.kv_heads) * width * rows;
-        let cache = self.kept * u64::from(spec.kv_heads);
+        let cache = self.kv_cache * u64::from(spec.kv_heads);
         (fixed, self.attention + self.mlp + cache + if spec.causal { kept } else { 0 })
     }
 }

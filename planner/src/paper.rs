@@ -2,7 +2,7 @@
 //! proportion to capacity, then what is too much for a device's memory is handed to those that have
 //! some left, columns first, then heads. Rows equally, all devices, in the order given.
 
-use crate::split::{Problem, Side, Split};
+use crate::split::{DeviceCurves, Problem, Split};
 use galaxy_common::{Column, apportion};
 
 /// The split that the algorithm ends with; `Err` has it too where it does not fit, which the paper
@@ -55,7 +55,7 @@ fn balance(
     loop {
         let out: Vec<usize> = list.iter().copied().filter(|&d| above(problem, split, d)).collect();
         let has_room = |&d: &usize| {
-            let side: &Side = &problem.sides[d];
+            let side: &DeviceCurves = &problem.sides[d];
             problem.bytes(split, d) < side.room
         };
         let free: Vec<usize> = list.iter().copied().filter(has_room).collect();

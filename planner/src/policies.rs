@@ -1,8 +1,8 @@
-//! The strategies that are given: each gives one plan, or says why it has none.
+//! The fixed strategies: each gives one plan, or the reason why it has none.
 
 use crate::{
-    closed::{ByRows, Means, Units},
-    draft,
+    candidate,
+    cost_model::{RowLayers, Transport, Units},
     request::{PlanningError, Request},
     ring::{By, Candidate, Ring, Rings, equal_parts},
     search::means,
@@ -12,17 +12,17 @@ use crate::{
 use galaxy_common::{Exchange, Layout, Strategy};
 use galaxy_graph::holdings::Cuts;
 
-/// What plans may cost by the closed form: those that cost more are not looked at.
+/// The most that plans may cost by the closed form to be looked at, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Stages.
+    /// The limit of plans of stages.
     pub stages: f64,
-    /// Plans that divide everything among all devices.
+    /// The limit of plans that divide everything among all devices.
     pub divided: f64,
 }
 
 impl Limits {
-    /// Everything is looked at.
+    /// No limits: every plan is looked at.
     pub const NONE: Self = Self { stages: f64::INFINITY, divided: f64::INFINITY };
 }
 
@@ -37,13 +37,13 @@ pub(crate) fn plan(
 ) -> Result<Candidate, PlanningError> {
     match strategy {
         Strategy::Local | Strategy::Auto => local(rings),
-        Strategy::Galaxy => ring(rings, strategy, ByRows::default(), By::Paper, limits.divided),
+        Strategy::Galaxy => ring(rings, strategy, RowLayers::default(), By::Paper, limits.divided),
         Strategy::Sequence => {
             let layers = rings.request.spec.layers;
             ring(
                 rings,
                 strategy,
-                ByRows { attention: layers, mlp: layers, whole: false },
+                RowLayers { attention: layers, mlp: layers, whole: false },
                 By::Equal,
                 limits.divided,
             )
@@ -53,7 +53,7 @@ pub(crate) fn plan(
     }
 }
 
-/// Of two reasons why there is no plan, the one that less memory would mend.
+/// Of two reasons why there is no plan, the one that the lesser amount of memory would mend.
 pub(crate) fn nearer(old: Option<PlanningError>, new: PlanningError) -> Option<PlanningError> {
     let missing = |error: &PlanningError| match error {
         PlanningError::Memory { missing, .. } => missing.0,
@@ -65,14 +65,14 @@ pub(crate) fn nearer(old: Option<PlanningError>, new: PlanningError) -> Option<P
     })
 }
 
-/// The device that is done first.
+/// The plan of one device: the fastest by the closed form that holds the model.
 fn local(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     let n = rings.request.offers.len();
     let alone = means(rings.request, 1)[0];
     let mut best: Option<Candidate> = None;
     let mut least: Option<PlanningError> = None;
     for member in 0..n {
-        let ring = Ring { members: &[member], means: alone, by_rows: ByRows::default() };
+        let ring = Ring { members: &[member], means: alone, by_rows: RowLayers::default() };
         match rings.fit(ring, Strategy::Local, By::Exact) {
             Ok(found) if best.as_ref().is_none_or(|b| found.closed_form < b.closed_form) => {
                 best = Some(found);
@@ -85,17 +85,17 @@ fn local(rings: &mut Rings<'_>) -> Result<Candidate, PlanningError> {
     best.ok_or_else(|| least.unwrap_or_else(nothing))
 }
 
-/// All devices in the order of the file; tiles by the closed form where none are given.
+/// The plan of all devices in the order of the file; tiles by the closed form where none are given.
 fn ring(
     rings: &mut Rings<'_>,
     strategy: Strategy,
-    by_rows: ByRows,
+    by_rows: RowLayers,
     by: By,
     limit: f64,
 ) -> Result<Candidate, PlanningError> {
     let members: Vec<usize> = (0..rings.request.offers.len()).collect();
     // The best by the closed form first: mostly its programs fit too.
-    let mut ways: Vec<(f64, Means)> = plain(rings.request, members.len())
+    let mut ways: Vec<(f64, Transport)> = plain(rings.request, members.len())
         .into_iter()
         .map(|means| (rings.price_by(Ring { members: &members, means, by_rows }, by), means))
         .collect();
@@ -123,8 +123,9 @@ fn behind(strategy: Strategy) -> PlanningError {
     PlanningError::Nothing { why: format!("{strategy} costs more than what is known") }
 }
 
-/// The ways of a strategy that knows rings of neighbours only, and takes the first wire and link.
-fn plain(request: &Request<'_>, devices: usize) -> Vec<Means> {
+/// The ways to carry tiles of a strategy that knows rings of neighbours only, with the first wire
+/// format and link type.
+fn plain(request: &Request<'_>, devices: usize) -> Vec<Transport> {
     let mut all = means(request, devices);
     let (wire, link) = (request.allowed.wires[0], request.allowed.links[0]);
     let exchange = request.allowed.exchange.unwrap_or(Exchange::Ring);
@@ -132,14 +133,14 @@ fn plain(request: &Request<'_>, devices: usize) -> Vec<Means> {
     all
 }
 
-/// Equal parts of everything.
+/// The plan that gives every device an equal part of everything.
 fn megatron(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningError> {
     let request = rings.request;
     let n = request.offers.len();
     // Nothing of it is cut into tiles.
-    let means = Means { tiles: 1, ..plain(request, n)[0] };
+    let means = Transport { tiles: 1, ..plain(request, n)[0] };
     let members: Vec<usize> = (0..n).collect();
-    let ring = Ring { members: &members, means, by_rows: ByRows::default() };
+    let ring = Ring { members: &members, means, by_rows: RowLayers::default() };
     // No split of a ring costs more than its equal one.
     if limit.is_finite() && rings.price_below(ring, limit).is_none() {
         return Err(behind(Strategy::Megatron));
@@ -154,12 +155,13 @@ fn megatron(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningErro
         rows: vec![1; n],
         cost: 0.0,
     };
-    let least = Units { heads, columns, words: 1, rows: n as u32 };
+    let least = Units { heads, columns, vocabulary: 1, rows: n as u32 };
     let strategy = Strategy::Megatron;
-    let plan = draft::ring(request, strategy, &members, least, means, ByRows::default(), &split);
-    let needs = draft::needs(request, &plan)?;
-    if !draft::above(&plan, &needs).is_empty() {
-        return Err(draft::too_large(strategy, &plan, &needs));
+    let plan =
+        candidate::ring(request, strategy, &members, least, means, RowLayers::default(), &split);
+    let needs = candidate::needs(request, &plan)?;
+    if !candidate::above(&plan, &needs).is_empty() {
+        return Err(candidate::too_large(strategy, &plan, &needs));
     }
     // The closed form is that of a ring; the simulator knows better.
     let closed_form = rings.price(ring).unwrap_or(0.0);
@@ -181,7 +183,7 @@ fn pipeline(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningErro
     let parts = request.spec.causal || rings.texts > 1;
     let ways = plain(request, request.offers.len()).into_iter().rev();
     for means in ways.take(if parts { usize::MAX } else { 1 }) {
-        let means = Means { exchange: Exchange::Ring, ..means };
+        let means = Transport { exchange: Exchange::Ring, ..means };
         let limit = best.as_ref().map_or(limit, |b| b.closed_form);
         match stages::plan(rings, means, limit) {
             Ok(found) => best = Some(found),

@@ -1,27 +1,29 @@
 //! What a plan is predicted to do, by the simulator.
 
 use crate::{
-    closed,
+    cost_model,
     costs::ProfileCosts,
     request::{DeviceShare, PlanningError, Prediction, Request},
 };
-use galaxy_common::{BatchShape, Breadth, DevicePlan, Layout, Plan, Segment, Wanted, plan::Phase};
+use galaxy_common::{
+    BatchShape, CandidateCount, DevicePlan, Layout, Plan, Segment, Wanted, plan::Phase,
+};
 use galaxy_graph::{
     lower,
     program::{Block, Operation},
-    short, simulate, timeline,
+    simulate, timeline, truncated,
 };
 use galaxy_model::ModelSpec;
 
-/// Lengths that stand for all of a workload.
+/// How many lengths stand for all of a workload.
 pub(crate) const LENGTHS: usize = 3;
 
-/// Layers of a run of equal ones that are simulated: each further one adds what the second did. The
+/// How many layers of each run that is cut alike are simulated: each further one adds what the second did. The
 /// first differs, because lanes start empty.
 const LAYERS: u32 = 2;
-/// The same where blocks are cut by rows. Devices run ahead of one another there, so that the last
-/// layer differs too, and every other one may: further ones add what the third and the fourth did in
-/// the mean.
+/// How many layers of each run are simulated where blocks are cut by rows. Devices run ahead of one another there,
+/// so that the last layer differs too, and every other one may: further ones add what the third and the fourth did
+/// in the mean.
 const LAYERS_BY_ROWS: u32 = 5;
 
 /// Latency and shares of one run, or of a part of it.
@@ -45,7 +47,7 @@ impl Run {
         Self { latency: 0.0, devices: plan.ring.iter().map(device).collect() }
     }
 
-    /// Adds so many times what another took.
+    /// Adds another run so many times.
     fn add(&mut self, other: &Self, times: f64) {
         self.latency += times * other.latency;
         for (sum, more) in self.devices.iter_mut().zip(&other.devices) {
@@ -66,17 +68,17 @@ impl Run {
 pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
     let mut mean = Run::nothing(plan);
     let (mut token, made) = (0.0, request.made(plan));
-    for closed::Load { texts, text: rows, share } in closed::loads(request, LENGTHS) {
+    for cost_model::Load { texts, text: rows, share } in cost_model::loads(request, LENGTHS) {
         let wanted = request.workload.wanted;
-        let segment = |slot| Segment { slot, past: 0, kept: false, rows, wanted };
+        let segment = |slot| Segment { slot, context_len: 0, cached: false, rows, wanted };
         let shape = BatchShape::new((0..texts).map(segment).collect())
             .map_err(|e| PlanningError::Lower(e.into()))?;
         mean.add(&run(request, plan, Phase::Prefill, &shape)?, share);
         if made > 0 {
-            // The one in the middle stands for all.
+            // The token in the middle stands for all.
             let past = (rows + made / 2).min(request.spec.position_limit().saturating_sub(1));
-            let wanted = Wanted::Token(Breadth::Few);
-            let segment = Segment { slot: 0, past, kept: true, rows: 1, wanted };
+            let wanted = Wanted::Token(CandidateCount::Few);
+            let segment = Segment { slot: 0, context_len: past, cached: true, rows: 1, wanted };
             let shape =
                 BatchShape::new(vec![segment]).map_err(|e| PlanningError::Lower(e.into()))?;
             let one = run(request, plan, Phase::Decode, &shape)?;
@@ -88,7 +90,7 @@ pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, 
     Ok(Prediction { latency, token, closed_form: latency, devices })
 }
 
-/// One batch of this shape: few layers of each run of equal ones are simulated, and the rest is added.
+/// Predicts a batch of this shape: few layers of each run that is cut alike are simulated, and the rest is added.
 fn run(
     request: &Request<'_>,
     plan: &Plan,
@@ -97,16 +99,17 @@ fn run(
 ) -> Result<Run, PlanningError> {
     let spec = request.spec;
     let layers = if plan.any_sequence() { LAYERS_BY_ROWS } else { LAYERS };
-    let longest = shape.segments().iter().map(|text| text.past + text.rows).max().unwrap_or(0);
+    let longest =
+        shape.segments().iter().map(|text| text.context_len + text.rows).max().unwrap_or(0);
     let streams = plan.ring.iter().any(|device| device.streaming.is_some());
     if plan.layout == Layout::Stages || streams || !spec.sees_alike(longest) {
         // Whole: stages are unlike one another, and so are layers of which not all stays, or some see less.
         return Ok(simulated(request, spec, plan, phase, shape)?.0);
     }
-    let (short_spec, short) = short::shortened(spec, plan, |all| all.min(layers));
+    let (short_spec, short) = truncated::shortened(spec, plan, |all| all.min(layers));
     let (mut all, steps) = simulated(request, &short_spec, &short, phase, shape)?;
     let mut end = 0;
-    for run in short::runs(plan) {
+    for run in truncated::runs(plan) {
         let own = run.len().min(layers);
         end += own as usize;
         let left = f64::from(run.len() - own);
@@ -121,8 +124,8 @@ fn run(
     Ok(all)
 }
 
-/// One batch of this shape, all layers: what it takes, and what each layer adds. How long a layer
-/// takes is told by the ends of attentions, since what follows them is the same in the last layer.
+/// Simulates all layers of a batch of this shape: what it takes, and what each layer adds. A layer is measured
+/// between the ends of attentions, since what follows them is the same in the last layer.
 fn simulated(
     request: &Request<'_>,
     spec: &ModelSpec,
@@ -184,7 +187,7 @@ fn simulated(
     }
     let mut before = 0;
     for ((layer, end), busiest) in layers.iter_mut().zip(ends).zip(busiest) {
-        // In the long run no layer takes less than whoever is busiest with it.
+        // In the long run no layer takes less than the device that is busiest with it.
         let kernels = layer.devices.iter().map(|d| d.compute).fold(0.0, f64::max);
         let took = end.saturating_sub(before) as f64;
         layer.latency = took.max(kernels).max(busiest as f64);
@@ -200,7 +203,7 @@ mod tests {
     use crate::{testing, testing::Question};
     use galaxy_common::Strategy;
 
-    /// Few layers stand for all: latency within 1%.
+    /// A few layers stand for all: latency within 1%.
     #[test]
     fn few_layers_tell_what_all_would() {
         let bert = testing::bert(12, 512);

@@ -1,8 +1,8 @@
-//! Why a plan is as it is, in words with numbers, and what would help.
+//! Why a plan is as it is, for people and with numbers, and what would help.
 
 use crate::{
     auto::Ranked,
-    closed::ByRows,
+    cost_model::RowLayers,
     request::{Advice, PlanningError},
     ring::Rings,
     search::Priced,
@@ -11,22 +11,22 @@ use galaxy_common::{
     Bytes, Exchange, Layout, LinkProfile, LinkType, Mode, Plan, Strategy, WireType,
 };
 
-/// Nanoseconds, as milliseconds in words.
+/// Nanoseconds as a text in milliseconds.
 pub(crate) fn millis(nanos: f64) -> String {
     let ms = nanos * 1e-6;
     if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") }
 }
 
 /// Layers of a plan cut by rows.
-fn by_rows(plan: &Plan) -> ByRows {
+fn by_rows(plan: &Plan) -> RowLayers {
     let of = |mode: &dyn Fn(&galaxy_common::Modes) -> Mode| {
         let rows = plan.modes.iter().filter(|m| mode(m) == Mode::Sequence);
         rows.map(|m| m.layers.len()).sum()
     };
-    ByRows { attention: of(&|m| m.attention), mlp: of(&|m| m.mlp), whole: false }
+    RowLayers { attention: of(&|m| m.attention), mlp: of(&|m| m.mlp), whole: false }
 }
 
-/// A plan in words.
+/// What a plan is, as a phrase for people.
 pub(crate) fn what(plan: &Plan) -> String {
     let reading: Vec<&str> =
         plan.ring.iter().filter(|d| d.streaming.is_some()).map(|d| d.name.as_str()).collect();
@@ -36,7 +36,7 @@ pub(crate) fn what(plan: &Plan) -> String {
     }
 }
 
-/// How a plan is cut, in words.
+/// How a plan is cut, as a phrase for people.
 fn cut(plan: &Plan) -> String {
     let devices = plan.ring.len();
     if devices == 1 {
@@ -97,7 +97,7 @@ pub(crate) fn another(a: &Plan, b: &Plan) -> bool {
     devices(a) != devices(b) || (!alone && (a.layout != b.layout || modes(a) != modes(b)))
 }
 
-/// Why the second is slower than the first.
+/// Why the second plan is slower than the first, for people.
 pub(crate) fn why(first: &Ranked, other: &Ranked) -> String {
     let slower = other.prediction.latency - first.prediction.latency;
     let percent = 100.0 * slower / first.prediction.latency.max(1.0);
@@ -123,7 +123,7 @@ pub(crate) fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
     let offers = rings.request.offers;
     let place = |name: &galaxy_common::DeviceName| offers.iter().position(|o| o.name == *name);
     let members = plan.ring.iter().map(|d| place(&d.name)).collect::<Option<Vec<usize>>>()?;
-    let means = crate::closed::Means {
+    let means = crate::cost_model::Transport {
         tiles: plan.tiles,
         exchange: plan.exchange,
         wire: plan.wire,
@@ -143,7 +143,7 @@ pub(crate) fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
 
 /// How many devices advice is given for, at most.
 const ADVISED: usize = 8;
-/// Less than this is not worth a word.
+/// Advice is given where it leaves less than this share of the latency.
 const WORTH: f64 = 0.98;
 
 /// What would make the plan faster: memory on a device, or a cable twice as fast. The best three, by
@@ -158,9 +158,9 @@ pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
     for members in [chosen.members.clone(), all] {
         if members.len() > 1 {
             for by_rows in [
-                ByRows::default(),
-                ByRows { attention: 0, mlp: layers, whole: false },
-                ByRows { attention: layers, mlp: layers, whole: rings.texts > 1 },
+                RowLayers::default(),
+                RowLayers { attention: 0, mlp: layers, whole: false },
+                RowLayers { attention: layers, mlp: layers, whole: rings.texts > 1 },
             ] {
                 ways.push(Priced { members: members.clone(), by_rows, ..chosen.clone() });
             }
@@ -253,7 +253,7 @@ pub(crate) fn advice(rings: &mut Rings<'_>, first: &Ranked) -> Vec<Advice> {
 fn everyone(rings: &mut Rings<'_>) -> Option<Priced> {
     let members: Vec<usize> = (0..rings.request.offers.len()).collect();
     let means = *crate::search::means(rings.request, members.len()).last()?;
-    let mut all = Priced { members, means, by_rows: ByRows::default(), cost: 0.0 };
+    let mut all = Priced { members, means, by_rows: RowLayers::default(), cost: 0.0 };
     all.cost = rings.price(all.ring())?;
     Some(all)
 }

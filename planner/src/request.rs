@@ -11,11 +11,11 @@ use galaxy_model::{Formats, ModelSpec};
 /// A device that may take part.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Offer {
-    /// Its name.
+    /// The device's name.
     pub name: DeviceName,
     /// Bytes that it grants, by its own word and by the cluster file's.
     pub budget: Bytes,
-    /// Kernel threads.
+    /// How many kernel threads it runs.
     pub threads: u16,
 }
 
@@ -24,93 +24,94 @@ pub struct Offer {
 pub struct Workload {
     /// Lengths of texts in tokens, with relative weights.
     pub lengths: Vec<(u32, f64)>,
-    /// Texts that are there at once, all of one of these lengths. Where tokens are made, each text comes by
-    /// itself.
+    /// How many texts are there at once, all of one of these lengths. Where tokens are generated, each
+    /// sequence comes by itself.
     pub texts: u32,
-    /// What is wanted of them.
+    /// What is wanted of these texts.
     pub wanted: Wanted,
-    /// Tokens that are made for each, one row at a time; 0: texts are read only.
-    pub made: u32,
+    /// How many tokens are generated for each sequence, one row at a time; 0 where texts are only read.
+    pub generated: u32,
 }
 
 /// What the planner may choose from.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Allowed {
-    /// Which planner: [`Strategy::Auto`] takes what is predicted fastest.
+    /// The strategy: [`Strategy::Auto`] takes what is predicted fastest.
     pub strategy: Strategy,
     /// Number types on the wire, the preferred one first; all but f32 are lossy.
     pub wires: Vec<WireType>,
     /// Link types. Profiles of each must be there.
     pub links: Vec<LinkType>,
-    /// Tiles, if they are given.
+    /// The number of tiles; `None` leaves it to the planner.
     pub tiles: Option<u16>,
-    /// How tiles travel, if that is given.
+    /// How tiles travel; `None` leaves it to the planner.
     pub exchange: Option<Exchange>,
     /// Most rows of one program: budgets hold for them.
     pub max_rows: u32,
-    /// What is kept of texts that go on: budgets hold for it, too.
+    /// The size and number type of the KV cache: budgets hold for it, too.
     pub cache: Cache,
     /// How weights come from disk where memory does not add up, if they may.
     pub reading: Reading,
 }
 
-/// A question.
+/// What the planner is asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The model.
+    /// The model that is planned for.
     pub spec: &'a ModelSpec,
     /// The formats of its matrices, as devices hold them.
     pub formats: &'a Formats,
-    /// Its name,
+    /// The model's name.
     pub model: &'a str,
-    /// its fingerprint,
+    /// The model's fingerprint.
     pub fingerprint: &'a str,
-    /// and its shape, as profiles name it.
+    /// The model's shape, as profiles name it.
     pub shape: &'a str,
-    /// Devices, in the order of the cluster file.
+    /// The devices that may take part, in the order of the cluster file.
     pub offers: &'a [Offer],
-    /// What they were measured to do.
+    /// What these devices and their links were measured to do.
     pub profile: &'a ClusterProfile,
-    /// What is run.
+    /// What the cluster is used for.
     pub workload: &'a Workload,
-    /// What may be chosen.
+    /// What the planner may choose from.
     pub allowed: &'a Allowed,
 }
 
 impl Request<'_> {
-    /// Texts of so many tokens that go through the devices together: no more than a program has rows for.
+    /// How many texts of so many tokens go through the devices together: no more than a program has rows
+    /// for.
     pub(crate) fn together(&self, tokens: u32) -> u32 {
         self.texts().min(self.allowed.max_rows / tokens.max(1)).max(1)
     }
 
-    /// Texts that are there at once.
+    /// How many texts are there at once; 1 where tokens are generated.
     pub(crate) fn texts(&self) -> u32 {
-        let makes = self.workload.made > 0 && self.allowed.cache.rows > 0;
+        let makes = self.workload.generated > 0 && self.allowed.cache.rows > 0;
         if makes { 1 } else { self.workload.texts }
     }
 
-    /// Tokens that a plan makes for each text.
+    /// Tokens that are generated for each sequence under a plan; 0 without a KV cache.
     pub(crate) fn made(&self, plan: &Plan) -> u32 {
-        if plan.cache.rows > 0 { self.workload.made } else { 0 }
+        if plan.cache.rows > 0 { self.workload.generated } else { 0 }
     }
 }
 
 /// What one device is predicted to do for a request of the workload: for its texts, all together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceShare {
-    /// Which.
+    /// The device's name.
     pub name: DeviceName,
-    /// Its kernels at work, nanoseconds.
+    /// Nanoseconds for which its kernels work.
     pub compute: f64,
-    /// Of that, time that its links take from the kernels.
+    /// Nanoseconds, of those, that its links take from the kernels.
     pub links: f64,
-    /// Its kernels idle until a tile arrives, nanoseconds.
+    /// Nanoseconds for which its kernels are idle until a tile arrives.
     pub waiting: f64,
-    /// Its kernels idle until weights have come from disk, nanoseconds.
+    /// Nanoseconds for which its kernels are idle until weights have come from disk.
     pub stalled: f64,
-    /// Bytes of tiles that it sends,
+    /// Bytes of tiles that it sends.
     pub sent: u64,
-    /// and receives.
+    /// Bytes of tiles that it receives.
     pub received: u64,
 }
 
@@ -118,33 +119,33 @@ pub struct DeviceShare {
 /// workload's lengths.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prediction {
-    /// From start to the last operation, nanoseconds.
+    /// Nanoseconds from the start to the end of the last operation.
     pub latency: f64,
-    /// Of that, for each token that is made; 0 where none are.
+    /// Nanoseconds of that for each token that is generated; 0 where none are.
     pub token: f64,
-    /// What is read, by the closed form.
+    /// Nanoseconds by the closed form, of what is read.
     pub closed_form: f64,
-    /// By devices of the ring.
+    /// What each device does, in the order of the ring.
     pub devices: Vec<DeviceShare>,
 }
 
 /// A plan that was not taken.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RunnerUp {
-    /// It.
+    /// The plan that was not taken.
     pub plan: Plan,
-    /// In words: "galaxy on 3 devices, 4 tiles".
+    /// The plan as a phrase for people: "galaxy on 3 devices, 4 tiles".
     pub what: String,
     /// Its predicted latency, nanoseconds.
     pub latency: f64,
-    /// Why it lost, in words.
+    /// Why it is slower, for people.
     pub why: String,
 }
 
 /// What would make the plan faster.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Advice {
-    /// In words: "1.2 GB more memory on pi-2".
+    /// What to change, as a phrase for people: "1.2 GB more memory on pi-2".
     pub what: String,
     /// Predicted latency then, nanoseconds.
     pub latency: f64,
@@ -153,29 +154,29 @@ pub struct Advice {
 /// How far the search went.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Search {
-    /// Sets of devices that were looked at,
+    /// How many sets of devices were looked at.
     pub subsets: u64,
-    /// of all that there are.
+    /// How many sets of devices there are.
     pub all_subsets: u64,
     /// Splits whose closed form was computed.
     pub splits: u64,
     /// Plans that were simulated.
     pub simulated: u64,
-    /// At most so much better, as a share of its closed form, any plan could be that was not looked at;
-    /// 0 when all were.
+    /// How much better, as a share of its closed form, a plan could be at most that was not looked at; 0
+    /// when all were.
     pub gap: f64,
 }
 
 /// A plan with its reasons.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Planned {
-    /// The plan.
+    /// The plan that was found.
     pub plan: Plan,
-    /// In words: "galaxy on 3 devices, 4 tiles".
+    /// The plan as a phrase for people: "galaxy on 3 devices, 4 tiles".
     pub what: String,
     /// What it is predicted to do.
     pub prediction: Prediction,
-    /// What each device of its ring needs.
+    /// What each device of its ring needs, in the ring's order.
     pub needs: Vec<Needs>,
     /// Devices that were left out, and why.
     pub left_out: Vec<(DeviceName, String)>,
@@ -190,10 +191,10 @@ pub struct Planned {
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanningError {
-    /// A profile that is missing or cannot be used.
+    /// A profile is missing or cannot be used.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// Programs that cannot be made.
+    /// The plan cannot be lowered into programs.
     #[error(transparent)]
     Lower(#[from] LowerError),
     /// All devices together do not grant enough, or the strategy cannot use what they grant.
@@ -202,19 +203,19 @@ pub enum PlanningError {
         device.as_ref().map(|d| format!(" on {d}")).unwrap_or_default()
     )]
     Memory {
-        /// Of which strategy.
+        /// The strategy that has no plan.
         strategy: Strategy,
-        /// On which device, if it is one's.
+        /// The device that lacks the memory, if it is one.
         device: Option<DeviceName>,
-        /// How much.
+        /// Bytes that are missing.
         missing: Bytes,
         /// What needs it, and what to do.
         what: String,
     },
-    /// A question that makes no sense.
+    /// The question makes no sense, or has no answer.
     #[error("{why}")]
     Nothing {
-        /// What is wrong.
+        /// The reason, for people.
         why: String,
     },
 }

@@ -2,10 +2,10 @@
 //! chosen, and the best split that fits.
 
 use crate::{
-    closed::{self, ByRows, Load, Means, Reach, Seat, Tables, Units},
-    draft,
+    candidate,
+    cost_model::{self, Load, Reach, RowLayers, Seat, Tables, Transport, Units},
     links::Links,
-    memory::{Held, Memory},
+    memory::{Memory, ShardBytes},
     paper,
     request::{PlanningError, Request},
     split::{Missing, Problem, Split},
@@ -18,13 +18,13 @@ use galaxy_graph::{
 };
 use std::{collections::BTreeMap, rc::Rc};
 
-/// Lengths of the workload that the closed form tells apart.
+/// How many lengths of the workload the closed form tells apart.
 const LENGTHS: usize = 4;
 
-/// Into so many tiles a usual ring of many devices cuts all rows.
+/// The number of tiles that a usual ring of many devices cuts all rows into.
 const TILES_OF_ALL: f64 = 32.0;
 
-/// How often a split is found again after its programs were found to need more.
+/// How many times a split is found again after its programs were found to need more.
 const ATTEMPTS: usize = 6;
 
 /// A plan that fits.
@@ -42,18 +42,18 @@ pub(crate) struct Candidate {
 pub(crate) struct Ring<'a> {
     /// Places in the list of offers, in ring order.
     pub members: &'a [usize],
-    pub means: Means,
-    pub by_rows: ByRows,
+    pub means: Transport,
+    pub by_rows: RowLayers,
 }
 
 /// How the split of a ring is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
-    /// Exactly.
+    /// The exact split, of the least cost.
     Exact,
-    /// By the paper's Algorithm 1.
+    /// The split of the paper's Algorithm 1.
     Paper,
-    /// Equally.
+    /// The split in equal parts.
     Equal,
 }
 
@@ -72,33 +72,34 @@ impl By {
     }
 }
 
-/// What is known of the request, worked out once.
+/// What is known of the request, worked out once, to price and plan its rings.
 pub(crate) struct Rings<'a> {
     pub request: &'a Request<'a>,
     graph: OperatorGraph,
-    /// Between what heads and columns are cut.
+    /// The units between which heads and columns may be cut.
     pub cuts: Cuts,
     pub memory: Memory,
     pub loads: Vec<Load>,
-    /// The fewest texts of any of them.
+    /// The fewest texts of any load.
     pub texts: u32,
     pub links: Links<'a>,
     profiles: Vec<&'a DeviceProfile>,
     tables: BTreeMap<(usize, usize, u16, bool), Rc<Tables>>,
-    weights: BTreeMap<Units, Rc<Held>>,
-    held: BTreeMap<(Units, u64, ByRows), Rc<Held>>,
+    weights: BTreeMap<Units, Rc<ShardBytes>>,
+    held: BTreeMap<(Units, u64, RowLayers), Rc<ShardBytes>>,
     slowest: Vec<Slowest>,
-    /// Splits that were found.
+    /// How many splits were found.
     pub splits: u64,
 }
 
-/// What blocks take if memory has no end: the same whatever the exchange and the layers by rows.
+/// The slowest devices of a ring if memory had no end: the same whatever the exchange and the layers
+/// by rows.
 struct Slowest {
     members: Vec<usize>,
     reach: Vec<Reach>,
     tiles: u16,
     wire: WireType,
-    /// A, M and V of the problem.
+    /// A, M and V of the problem, in nanoseconds.
     nanos: [f64; 3],
 }
 
@@ -107,7 +108,7 @@ impl<'a> Rings<'a> {
     /// When an offer has no profile, or one that cannot be used.
     pub fn new(request: &'a Request<'a>) -> Result<Self, ProfileError> {
         let profiles = request.offers.iter().map(|o| request.profile.device(&o.name));
-        let loads = closed::loads(request, LENGTHS);
+        let loads = cost_model::loads(request, LENGTHS);
         Ok(Self {
             request,
             graph: OperatorGraph::of(request.spec),
@@ -127,7 +128,7 @@ impl<'a> Rings<'a> {
 
     /// Bytes of a tile of a usual ring of this workload.
     pub fn tile(&self) -> f64 {
-        let rows = closed::mean(&self.loads, &Load::rows);
+        let rows = cost_model::mean(&self.loads, &Load::rows);
         rows * f64::from(self.request.spec.hidden) * 4.0 / TILES_OF_ALL
     }
 
@@ -139,7 +140,7 @@ impl<'a> Rings<'a> {
         Rc::clone(made.or_insert_with(make))
     }
 
-    /// The same for another request for the same model, devices and workload, that differs in
+    /// The rings of another request for the same model, devices and workload, which differs in
     /// memory and links alone.
     pub fn again<'b>(&self, request: &'b Request<'b>) -> Result<Rings<'b>, ProfileError> {
         Ok(Rings {
@@ -150,7 +151,7 @@ impl<'a> Rings<'a> {
         })
     }
 
-    fn held(&mut self, ring: Ring<'_>, units: Units) -> Rc<Held> {
+    fn held(&mut self, ring: Ring<'_>, units: Units) -> Rc<ShardBytes> {
         let (request, memory) = (self.request, &self.memory);
         let tiles = u64::from(ring.means.tiles);
         let runs = if tiles > 1 { tiles * ring.members.len() as u64 } else { 1 };
@@ -159,13 +160,13 @@ impl<'a> Rings<'a> {
         let layers = request.spec.layers;
         let cut = ring.by_rows.others(layers);
         let rows = request.allowed.max_rows;
-        let kept = memory.kept;
+        let kept = memory.kv_cache;
         let make = || Rc::new(Memory::held(request.spec, weights, units, runs, cut, rows, kept));
         Rc::clone(self.held.entry((units, runs, cut)).or_insert_with(make))
     }
 
     /// The units of a ring of so many devices.
-    fn units(&self, devices: usize, by_rows: ByRows) -> Units {
+    fn units(&self, devices: usize, by_rows: RowLayers) -> Units {
         let texts = if by_rows.whole { self.texts } else { 1 };
         Units::new(self.request.spec, self.cuts, devices, texts)
     }
@@ -197,25 +198,26 @@ impl<'a> Rings<'a> {
             .collect();
         let (means, by_rows, loads) = (ring.means, ring.by_rows, &self.loads);
         self.splits += 1;
-        closed::problem(self.request, &self.memory, &seats, units, means, by_rows, loads, &held)
+        cost_model::problem(self.request, &self.memory, &seats, units, means, by_rows, loads, &held)
             .map(|problem| (units, problem))
     }
 
-    /// What its devices reach in a ring.
+    /// What the cables of each device of a ring carry.
     ///
     /// # Errors
     /// When a link that it needs has no profile.
     pub fn reaches(&self, ring: Ring<'_>) -> Result<Vec<Reach>, ProfileError> {
         let each = 0..ring.members.len();
-        each.map(|at| closed::reach(&self.links, ring.members, at, ring.means)).collect()
+        each.map(|at| cost_model::reach(&self.links, ring.members, at, ring.means)).collect()
     }
 
-    /// What no split of this ring beats: memory without end, and links as in `reach`.
+    /// A lower bound of what any split of this ring costs: memory without end, and links as in
+    /// `reach`.
     pub fn bound(&mut self, ring: Ring<'_>, reach: &[Reach]) -> Option<f64> {
         let (_, problem) = self.problem(ring, reach, &[], true).ok()?;
-        // Asked for one set after another.
+        // Rings are asked about one set of devices after another.
         self.slowest.retain(|known| known.members == ring.members);
-        let Means { tiles, wire, .. } = ring.means;
+        let Transport { tiles, wire, .. } = ring.means;
         let same =
             |known: &&Slowest| known.tiles == tiles && known.wire == wire && known.reach == reach;
         if let Some(known) = self.slowest.iter().find(same) {
@@ -226,9 +228,15 @@ impl<'a> Rings<'a> {
         problem.bound_beside(nanos)
     }
 
-    /// What no plan of any set of these devices beats: each computes as if it were alone.
-    pub fn relaxed(&mut self, members: &[usize], by_rows: ByRows, free: &[Reach]) -> Option<f64> {
-        let means = Means {
+    /// A lower bound of what any plan of any set of these devices costs: each computes as if it were
+    /// alone.
+    pub fn relaxed(
+        &mut self,
+        members: &[usize],
+        by_rows: RowLayers,
+        free: &[Reach],
+    ) -> Option<f64> {
+        let means = Transport {
             tiles: 1,
             exchange: galaxy_common::Exchange::Ring,
             wire: galaxy_common::WireType::F32,
@@ -252,9 +260,17 @@ impl<'a> Rings<'a> {
                 threads: 1,
             })
             .collect();
-        let held = Held::default();
-        let problem =
-            closed::problem(request, &self.memory, &seats, units, means, by_rows, &loads, &held);
+        let held = ShardBytes::default();
+        let problem = cost_model::problem(
+            request,
+            &self.memory,
+            &seats,
+            units,
+            means,
+            by_rows,
+            &loads,
+            &held,
+        );
         problem.ok()?.bound()
     }
 
@@ -264,7 +280,7 @@ impl<'a> Rings<'a> {
         self.price_below(ring, f64::INFINITY)
     }
 
-    /// The same where it is less than `limit`; none where it is not.
+    /// The cost that [`Self::price`] gives, if it is less than `limit`.
     pub fn price_below(&mut self, ring: Ring<'_>, limit: f64) -> Option<f64> {
         let reach = self.reaches(ring).ok()?;
         let (_, problem) = self.problem(ring, &reach, &[], false).ok()?;
@@ -272,7 +288,7 @@ impl<'a> Rings<'a> {
         split.cost.is_finite().then_some(split.cost)
     }
 
-    /// The same of the split that `by` finds; endless where it does not fit.
+    /// The closed form's cost of the split that `by` finds; infinite where it does not fit.
     pub fn price_by(&mut self, ring: Ring<'_>, by: By) -> f64 {
         let Ok(reach) = self.reaches(ring) else { return f64::INFINITY };
         let problem = self.problem(ring, &reach, &[], false);
@@ -314,15 +330,15 @@ impl<'a> Rings<'a> {
             };
             let far_below = ring.members.iter().enumerate().all(|(place, &m)| {
                 let granted = self.request.offers[m].budget.0;
-                // What all of a block takes is counted of those that may own rows alone.
+                // What all of a block takes is counted only for devices that may own rows.
                 let counted = problem.sides[place].owner || split.rows[place] == 0;
                 counted && expected(place, granted) < granted / 2
             });
             if far_below {
                 return Ok(Candidate { plan, needs: Vec::new(), closed_form: split.cost });
             }
-            let needs = draft::needs(self.request, &plan)?;
-            let above = draft::above(&plan, &needs);
+            let needs = candidate::needs(self.request, &plan)?;
+            let above = candidate::above(&plan, &needs);
             if above.is_empty() {
                 return Ok(Candidate { plan, needs, closed_form: split.cost });
             }
@@ -333,12 +349,12 @@ impl<'a> Rings<'a> {
                 let budget = self.request.offers[ring.members[place]].budget.0;
                 corrections[place] += needs[at].total().0 as i64 - expected(place, budget) as i64;
             }
-            last = Some(draft::too_large(strategy, &plan, &needs));
+            last = Some(candidate::too_large(strategy, &plan, &needs));
         }
         Err(last.unwrap_or(PlanningError::Nothing { why: "no attempt was made".into() }))
     }
 
-    /// Whether no tiles make this ring fit, because its weights alone do not.
+    /// Whether no number of tiles makes this ring fit, because its weights alone do not.
     pub fn hopeless(&mut self, ring: Ring<'_>, strategy: Strategy, by: By) -> bool {
         let Ok(reach) = self.reaches(ring) else { return true };
         let Ok((_, _, plan)) = self.draft(ring, &reach, &[], strategy, by) else { return false };
@@ -358,7 +374,7 @@ impl<'a> Rings<'a> {
         let (units, problem) = self.problem(ring, reach, corrections, false)?;
         let split = by.split(&problem)?;
         let Ring { members, means, by_rows } = ring;
-        let plan = draft::ring(self.request, strategy, members, units, means, by_rows, &split);
+        let plan = candidate::ring(self.request, strategy, members, units, means, by_rows, &split);
         Ok((problem, split, plan))
     }
 
@@ -382,12 +398,12 @@ impl<'a> Rings<'a> {
     }
 }
 
-/// So many units in equal parts, as far as they go.
+/// So many units in `n` parts that are as equal as can be.
 pub(crate) fn equal_parts(total: usize, n: usize) -> Vec<usize> {
     (0..n).map(|d| total / n + usize::from(d < total % n)).collect()
 }
 
-/// All in equal parts.
+/// The split in equal parts.
 fn equal(problem: &Problem) -> Split {
     let n = problem.sides.len();
     let share = |total: usize| equal_parts(total, n);

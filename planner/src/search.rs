@@ -1,5 +1,5 @@
-//! Which devices take part, in which order, how many layers are cut by rows, in how many tiles, and
-//! over what: the best rings by the closed form.
+//! Which devices take part, in which order, how many layers are cut by rows, in how many tiles, and over which
+//! links: the best rings by the closed form.
 //!
 //! Up to eight devices, every set of them is bounded by what it could do if memory had no end, and
 //! sets are priced exactly from the least bound up, until no bound is below what was found. The order
@@ -7,7 +7,7 @@
 //! an order when rows are equal. Sets of more than eight devices are the matter of [`crate::many`].
 
 use crate::{
-    closed::{ByRows, Means, Reach},
+    cost_model::{Reach, RowLayers, Transport},
     links::Links,
     request::{Request, Search},
     ring::{Ring, Rings},
@@ -16,30 +16,30 @@ use galaxy_common::{Exchange, LinkProfile, LinkType};
 use galaxy_model::ModelSpec;
 use std::collections::BTreeMap;
 
-/// As many devices as all sets are looked at of.
+/// The most devices of which all sets are looked at.
 pub(crate) const ALL_SETS: usize = 8;
 
 /// Bytes of a tile of a usual size, which stands for all.
 pub(crate) const TILE: f64 = 65_536.0;
 
-/// Tiles that are tried where none are given.
+/// Numbers of tiles that are tried where none is given.
 const TILES: [u16; 4] = [1, 2, 4, 8];
 
-/// Up to so many devices tiles may go straight to everyone.
+/// The most devices for which tiles may go straight to everyone.
 const DIRECT: usize = 24;
 
-/// How much worse than the best by the closed form a ring may be and still be simulated.
+/// How many times the cost of the best ring by the closed form a ring may cost, and still be simulated.
 pub(crate) const MARGIN: f64 = 1.15;
 
-/// Sets whose numbers of layers by rows are refined, where memory binds.
+/// How many sets get their numbers of layers by rows refined, where memory binds.
 const REFINED: usize = 6;
 
 /// A ring that was priced.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Priced {
     pub members: Vec<usize>,
-    pub means: Means,
-    pub by_rows: ByRows,
+    pub means: Transport,
+    pub by_rows: RowLayers,
     /// Nanoseconds by the closed form.
     pub cost: f64,
 }
@@ -53,17 +53,17 @@ impl Priced {
         let (a, b) = (self.members.len(), other.members.len());
         self.kind().2 == other.kind().2 && 8 * a.max(b) <= 9 * a.min(b)
     }
-    /// Rings of one kind differ in tiles, links and numbers of layers only.
+    /// The kind of a ring: rings of one kind differ in tiles, links and numbers of layers only.
     pub fn kind(&self) -> (usize, &[usize], [bool; 3]) {
         let size = self.members.len();
         let members = if size > ALL_SETS { &[] } else { &self.members[..] };
-        let ByRows { attention, mlp, whole } = self.by_rows;
+        let RowLayers { attention, mlp, whole } = self.by_rows;
         (size, members, [attention > 0, mlp > 0, whole])
     }
 }
 
-/// All ways that a ring of so many devices may be carried.
-pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Means> {
+/// All ways to carry the tiles of a ring of so many devices.
+pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Transport> {
     let allowed = request.allowed;
     let exchanges = match allowed.exchange {
         Some(exchange) => vec![exchange],
@@ -80,14 +80,14 @@ pub(crate) fn means(request: &Request<'_>, devices: usize) -> Vec<Means> {
     for &link in if devices == 1 { &allowed.links[..1] } else { &allowed.links[..] } {
         for &wire in if devices == 1 { &allowed.wires[..1] } else { &allowed.wires[..] } {
             for &exchange in &exchanges {
-                all.extend(tiles.iter().map(|&tiles| Means { tiles, exchange, wire, link }));
+                all.extend(tiles.iter().map(|&tiles| Transport { tiles, exchange, wire, link }));
             }
         }
     }
     all
 }
 
-/// What a tile of so many bytes needs from one device to another; endless where there is no link.
+/// Nanoseconds that a tile of so many bytes needs from one device to another; infinite where there is no link.
 pub(crate) fn edge(links: &Links<'_>, link: LinkType, tile: f64, from: usize, to: usize) -> f64 {
     let time = |l: &LinkProfile| l.latency + tile * 1e9 / l.busy_rate;
     links.get(link, from, to).map_or(f64::INFINITY, time)
@@ -198,8 +198,8 @@ fn from_nearest_to_nearest(edges: &[Vec<f64>]) -> Vec<usize> {
     order
 }
 
-/// The best a device of the set can reach, in any order.
-pub(crate) fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> Vec<Reach> {
+/// The best that each device of the set can reach, in any order.
+pub(crate) fn best_reach(links: &Links<'_>, members: &[usize], means: Transport) -> Vec<Reach> {
     let reach = |&own: &usize| {
         let mut best = Reach { rate: 0.0, latency: f64::INFINITY, byte_cost: f64::INFINITY };
         for &other in members.iter().filter(|&&other| other != own) {
@@ -221,26 +221,26 @@ pub(crate) fn best_reach(links: &Links<'_>, members: &[usize], means: Means) -> 
 }
 
 /// Numbers of layers by rows at the ends: none or all; of several texts also with cuts between them.
-pub(crate) fn corners(spec: &ModelSpec, texts: u32, devices: usize) -> Vec<ByRows> {
+pub(crate) fn corners(spec: &ModelSpec, texts: u32, devices: usize) -> Vec<RowLayers> {
     if devices == 1 {
-        return vec![ByRows::default()];
+        return vec![RowLayers::default()];
     }
     let ends = [0, spec.layers];
-    let pair = |attention| ends.map(|mlp| ByRows { attention, mlp, whole: false });
+    let pair = |attention| ends.map(|mlp| RowLayers { attention, mlp, whole: false });
     let all = ends.into_iter().flat_map(pair).flat_map(|by_rows| {
-        let whole = ByRows { whole: true, ..by_rows };
+        let whole = RowLayers { whole: true, ..by_rows };
         [Some(by_rows), (by_rows.attention > 0 && texts > 1).then_some(whole)]
     });
     all.flatten().filter(|&by_rows| possible(spec, by_rows)).collect()
 }
 
-/// Whether layers can be cut so: blocks that stand beside each other are cut alike.
-fn possible(spec: &ModelSpec, by_rows: ByRows) -> bool {
+/// Whether layers can be cut so: both blocks of a parallel residual are cut alike.
+fn possible(spec: &ModelSpec, by_rows: RowLayers) -> bool {
     !spec.parallel || by_rows.attention == by_rows.mlp
 }
 
 /// Other numbers of layers by rows: none, all, and a little more or less of each.
-pub(crate) fn steps(spec: &ModelSpec, at: ByRows) -> Vec<ByRows> {
+pub(crate) fn steps(spec: &ModelSpec, at: RowLayers) -> Vec<RowLayers> {
     let by = [4, 8, 32].map(|part| (spec.layers / part).max(1));
     let near = |now: u32| {
         let less = by.map(|by| now.saturating_sub(by));
@@ -258,7 +258,7 @@ pub(crate) fn steps(spec: &ModelSpec, at: ByRows) -> Vec<ByRows> {
     };
     let all = near(at.attention).into_iter().flat_map(pair);
     let cut =
-        all.map(|(attention, mlp)| ByRows { attention, mlp, whole: at.whole && attention > 0 });
+        all.map(|(attention, mlp)| RowLayers { attention, mlp, whole: at.whole && attention > 0 });
     cut.filter(|&by_rows| possible(spec, by_rows) && by_rows != at).collect()
 }
 
@@ -272,9 +272,9 @@ pub(crate) fn best(rings: &mut Rings<'_>, most: usize, search: &mut Search) -> V
     found
 }
 
-/// The best ring of each number of devices, with blocks cut in each way. The closed form is of rows that are
+/// The best ring of each number of devices, with blocks cut in each way. The closed form assumes rows that are
 /// divided, so of one row it prefers rings that divide rows, and says little about how many devices should take
-/// part in making tokens; and of several texts it does not see what tiles hide of cutting one.
+/// part in generating tokens; and of several texts it does not see what tiles hide of cutting one.
 pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
     let n = rings.request.offers.len();
     let (spec, sets) = (rings.request.spec, sets(n));
@@ -293,8 +293,8 @@ pub(crate) fn of_each_size(rings: &mut Rings<'_>) -> Vec<Priced> {
 fn cheapest(
     rings: &mut Rings<'_>,
     sets: &[&Vec<usize>],
-    ways: &[Means],
-    by_rows: ByRows,
+    ways: &[Transport],
+    by_rows: RowLayers,
 ) -> Option<Priced> {
     let mut found: Option<Priced> = None;
     let &means = ways.last()?;
@@ -315,13 +315,14 @@ fn cheapest(
     Some(found)
 }
 
-/// All sets of so many devices that are not empty.
+/// All sets of `n` devices but the empty one.
 fn sets(n: usize) -> Vec<Vec<usize>> {
     (1u32..1 << n).map(|set| (0..n).filter(|d| set >> d & 1 == 1).collect()).collect()
 }
 
-/// A set in one way: its least bound, those of each end, its devices, and the way.
-type Entry = (f64, Vec<(f64, ByRows)>, Vec<usize>, Means);
+/// A set with one way to carry tiles: its least bound, the bounds of each choice of layers by rows, its
+/// devices, and that way.
+type Entry = (f64, Vec<(f64, RowLayers)>, Vec<usize>, Transport);
 
 /// The best rings of these sets, where tiles go straight to everyone among up to `direct` devices.
 pub(crate) fn among(
@@ -336,7 +337,7 @@ pub(crate) fn among(
     for set in sets {
         let ways = means(rings.request, set.len()).into_iter();
         let given = rings.request.allowed.exchange.is_some();
-        let far = |m: &Means| m.exchange == Exchange::Direct && set.len() > direct;
+        let far = |m: &Transport| m.exchange == Exchange::Direct && set.len() > direct;
         let ways = ways.filter(|m| given || !far(m));
         for means in ways {
             let reach = best_reach(&rings.links, set, means);
@@ -364,20 +365,20 @@ pub(crate) fn among(
         let members = orders.entry((set, means.link));
         let members =
             &*members.or_insert_with_key(|(set, link)| order(&rings.links, *link, TILE, set));
-        let whole = Ring { members, means, by_rows: ByRows::default() };
+        let whole = Ring { members, means, by_rows: RowLayers::default() };
         let Ok(reach) = rings.reaches(whole) else { continue };
         let mut short = false;
         for (bound, by_rows) in ends {
             if bound >= limit(&found, most) {
                 break;
             }
-            // Of the order that was taken; what is above it is memory's.
+            // The bound for the order that was taken; what the cost is above it is due to memory.
             let bound = rings.bound(Ring { by_rows, ..whole }, &reach).unwrap_or(bound);
             // What costs more than the last that is kept need not be priced.
             let last = found.get(most - 1).map_or(f64::INFINITY, |p| p.cost);
             let ring = Ring { members, means, by_rows };
             let cost = rings.price_below(ring, last.max(bound * 1.02));
-            short |= cost.is_none_or(|cost| cost > bound * 1.02) && by_rows != ByRows::default();
+            short |= cost.is_none_or(|cost| cost > bound * 1.02) && by_rows != RowLayers::default();
             if let Some(cost) = cost {
                 keep(&mut found, Priced { members: members.clone(), means, by_rows, cost });
             }
@@ -392,7 +393,7 @@ pub(crate) fn among(
     found
 }
 
-/// What a ring must cost less than to be kept.
+/// The cost below which a ring is kept.
 fn limit(found: &[Priced], most: usize) -> f64 {
     let best = found.first().map_or(f64::INFINITY, |p| p.cost * MARGIN);
     found.get(most - 1).map_or(best, |p| best.min(p.cost))
@@ -419,12 +420,12 @@ pub(crate) fn keep(found: &mut Vec<Priced>, new: Priced) {
 pub(crate) fn refine(
     rings: &mut Rings<'_>,
     members: &[usize],
-    means: Means,
+    means: Transport,
     reach: &[Reach],
 ) -> Vec<Priced> {
     let (spec, texts) = (rings.request.spec, rings.texts);
     let layers = spec.layers;
-    let cut = |attention, mlp| ByRows { attention, mlp, whole: attention > 0 && texts > 1 };
+    let cut = |attention, mlp| RowLayers { attention, mlp, whole: attention > 0 && texts > 1 };
     let step = layers.div_ceil(4).max(1);
     let marks: Vec<u32> = (0..=4).map(|i| (i * step).min(layers)).collect();
     let mut grid = Vec::new();
@@ -441,7 +442,7 @@ pub(crate) fn refine(
     }
     grid.sort_by(|a, b| a.0.total_cmp(&b.0));
     grid.dedup();
-    let mut best: Option<(f64, ByRows)> = None;
+    let mut best: Option<(f64, RowLayers)> = None;
     for (bound, by_rows) in grid {
         if best.is_some_and(|b| bound >= b.0) {
             break;

@@ -2,9 +2,9 @@
 //! numbers of layers in each mode, with the least cost that the closed form gives to any split.
 //!
 //! # The problem
-//! Device d that takes h heads, c columns, v words and r rows (all in units) costs `heads[h]`,
-//! `columns[c]`, `vocabulary[v]` and `rows[r]` nanoseconds; `wire[r]` is what its cables need for a
-//! block. The slowest device rules each stage:
+//! Device d that takes h heads, c columns, v tokens of the vocabulary and r rows (all in units) costs
+//! `heads[h]`, `columns[c]`, `vocabulary[v]` and `rows[r]` nanoseconds; `wire[r]` is what its cables
+//! need for a block. The slowest device rules each stage:
 //!
 //! ```text
 //! A = max heads   M = max columns   V = max vocabulary   P = max rows   W = max wire
@@ -31,22 +31,22 @@ use level::level;
 
 /// What a device does with a number of units: index 0 is none of them.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Curve {
-    /// Nanoseconds, growing.
+pub struct CostCurve {
+    /// Nanoseconds, which grow with the units.
     pub nanos: Vec<f64>,
-    /// Bytes, growing.
+    /// Bytes, which grow with the units.
     pub bytes: Vec<u64>,
 }
 
-/// A device of the problem.
+/// A device of the problem, with what it costs.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Side {
-    /// By heads,
-    pub heads: Curve,
-    /// columns
-    pub columns: Curve,
-    /// and units of the vocabulary.
-    pub vocabulary: Curve,
+pub struct DeviceCurves {
+    /// What heads cost, by their units.
+    pub heads: CostCurve,
+    /// What columns cost, by their units.
+    pub columns: CostCurve,
+    /// What the vocabulary costs, by its units.
+    pub vocabulary: CostCurve,
     /// Nanoseconds by units of rows, growing.
     pub rows: Vec<f64>,
     /// Nanoseconds of the wire in a block by units of rows, shrinking.
@@ -57,55 +57,55 @@ pub struct Side {
     pub room: u64,
 }
 
-/// The problem.
+/// The problem of splitting a model's work among the devices of a ring.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
     /// Devices in ring order.
-    pub sides: Vec<Side>,
-    /// Units to give out: heads,
+    pub sides: Vec<DeviceCurves>,
+    /// Units of heads to give out.
     pub heads: usize,
-    /// columns,
+    /// Units of columns to give out.
     pub columns: usize,
-    /// vocabulary
+    /// Units of the vocabulary to give out.
     pub vocabulary: usize,
-    /// and rows.
+    /// Units of rows to give out.
     pub rows: usize,
-    /// Layers whose attention is cut by heads,
+    /// How many layers have their attention cut by heads.
     pub attention: f64,
-    /// and those whose MLP is cut by columns.
+    /// How many layers have their MLP cut by columns.
     pub mlp: f64,
-    /// How often W is paid by itself.
+    /// How many times W is paid by itself.
     pub carried: f64,
-    /// What is paid in any case.
+    /// Nanoseconds that are paid in any case.
     pub fixed: f64,
     /// Tiles that overlap; 1 if none do.
     pub tiles: f64,
-    /// Whether both blocks of a layer stand beside each other: then A and M are hidden behind one W, or
-    /// it behind them, and `attention` counts such layers.
+    /// Whether layers have a parallel residual: then A and M together are hidden behind one W, or it
+    /// behind them, and `attention` counts such layers.
     pub beside: bool,
 }
 
-/// A solution.
+/// A solution of the problem.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Split {
-    /// Units of each device: heads,
+    /// Units of heads of each device.
     pub heads: Vec<usize>,
-    /// columns,
+    /// Units of columns of each device.
     pub columns: Vec<usize>,
-    /// vocabulary
+    /// Units of the vocabulary of each device.
     pub vocabulary: Vec<usize>,
-    /// and rows.
+    /// Units of rows of each device.
     pub rows: Vec<usize>,
-    /// Its cost, nanoseconds.
+    /// Its cost by the closed form, in nanoseconds.
     pub cost: f64,
 }
 
-/// No split fits.
+/// The error where no split fits: what is missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missing {
-    /// At least so many bytes are missing.
+    /// How many bytes are missing at least.
     pub bytes: u64,
-    /// On this device, if it is one's: the place in the ring.
+    /// The device that lacks them, as its place in the ring; `None` if it is no single one.
     pub side: Option<usize>,
 }
 
@@ -115,17 +115,17 @@ struct Stages {
     heads: Vec<usize>,
     columns: Vec<usize>,
     vocabulary: Vec<usize>,
-    /// A, M and V.
+    /// A, M and V of the problem, in nanoseconds.
     slowest: [f64; 3],
 }
 
 /// Heads of each device, and the most columns that it could take beside them.
-struct Room {
+struct Capacity {
     heads: Vec<usize>,
     columns: Vec<usize>,
 }
 
-/// Rows, with their W and P.
+/// Units of rows of each device, with their W and P.
 struct Rows {
     split: Vec<usize>,
     wire: f64,
@@ -167,18 +167,19 @@ impl Problem {
         self.held(d, [split.heads[d], split.columns[d], split.vocabulary[d]])
     }
 
-    /// Bytes of so many heads, columns and words on device `d`.
+    /// Bytes of so many units of heads, columns and vocabulary on device `d`.
     fn held(&self, d: usize, [heads, columns, words]: [usize; 3]) -> u64 {
         let side = &self.sides[d];
         side.heads.bytes[heads] + side.columns.bytes[columns] + side.vocabulary.bytes[words]
     }
 
-    /// The least cost that any split could have if memory had no end. None where nobody may own rows.
+    /// The least cost that any split could have if memory had no end. `None` where no device may own
+    /// rows.
     pub fn bound(&self) -> Option<f64> {
         self.bound_beside(self.slowest())
     }
 
-    /// A, M and V if memory had no end.
+    /// A, M and V if memory had no end, in nanoseconds.
     pub fn slowest(&self) -> [f64; 3] {
         self.unbounded().slowest
     }
@@ -259,9 +260,9 @@ impl Problem {
         (0..self.sides.len()).all(|d| self.held(d, units(d)) <= self.sides[d].room)
     }
 
-    /// A, M and V without memory.
+    /// The split with the least A, M and V, if memory had no end.
     fn unbounded(&self) -> Stages {
-        let curve = |total: usize, of: fn(&Side) -> &Curve| {
+        let curve = |total: usize, of: fn(&DeviceCurves) -> &CostCurve| {
             let times: Vec<&[f64]> = self.sides.iter().map(|s| &of(s).nanos[..]).collect();
             let caps: Vec<usize> = times.iter().map(|t| t.len() - 1).collect();
             level(&times, &caps, vec![0; times.len()], total).unwrap_or_default()
@@ -282,7 +283,7 @@ impl Problem {
     }
 
     /// Nanoseconds of the slowest device with these units.
-    fn most(&self, units: &[usize], of: fn(&Side) -> &Curve) -> f64 {
+    fn most(&self, units: &[usize], of: fn(&DeviceCurves) -> &CostCurve) -> f64 {
         let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
         each.fold(0.0, f64::max)
     }
@@ -302,7 +303,7 @@ impl Problem {
     fn each_rows(&self, mut more: impl FnMut(Rows, f64) -> bool) {
         let n = self.sides.len();
         let zeros = vec![0.0; self.rows + 1];
-        // Who owns none does not compute, and receives all.
+        // A device that may own none does not compute, and receives all.
         let work: Vec<&[f64]> =
             self.sides.iter().map(|s| if s.owner { &s.rows[..] } else { &zeros[..1] }).collect();
         let caps: Vec<usize> = work.iter().map(|w| w.len() - 1).collect();
@@ -339,7 +340,7 @@ impl Problem {
         }
     }
 
-    /// Splits of the vocabulary to be tried where memory binds.
+    /// The splits of the vocabulary that are tried where memory binds.
     fn vocabularies(&self, free: &Stages) -> Vec<Vec<usize>> {
         if self.vocabulary == 0 {
             return vec![vec![0; self.sides.len()]];
@@ -379,9 +380,9 @@ impl Problem {
         tried
     }
 
-    /// What A and M may be: no less than without memory, in order.
+    /// The values that A and M may have: no less than without memory, in order.
     fn thresholds(&self, free: &Stages) -> [Vec<f64>; 2] {
-        let values = |of: fn(&Side) -> &Curve, from: f64| {
+        let values = |of: fn(&DeviceCurves) -> &CostCurve, from: f64| {
             let all = self.sides.iter().flat_map(|s| of(s).nanos.iter().copied());
             let mut all: Vec<f64> = all.filter(|&t| t >= from).collect();
             all.sort_unstable_by(f64::total_cmp);
@@ -391,7 +392,8 @@ impl Problem {
         [values(|s| &s.heads, free.slowest[0]), values(|s| &s.columns, free.slowest[1])]
     }
 
-    /// All pairs of A and M that no other beats, for one split of the vocabulary.
+    /// Offers all pairs of A and M that no other beats, for one split of the vocabulary; returns the
+    /// best cost.
     fn within_memory(
         &self,
         vocabulary: &[usize],
@@ -408,7 +410,8 @@ impl Problem {
             return best;
         };
         let last = self.most(vocabulary, |s| &s.vocabulary);
-        // No better than what was found, or nothing fits beside these words however long it takes.
+        // No better than what was found, or nothing fits beside this part of the vocabulary however
+        // long it takes.
         let (Some(&a), Some(&m)) = (heads.first(), columns.first()) else { return best };
         if least([a, m, last]) >= best
             || self.knapsack(f64::INFINITY, f64::INFINITY, &rooms).is_none()
@@ -450,7 +453,7 @@ impl Problem {
 
     /// Heads within two thresholds and memory that leave room for all columns, and how many columns
     /// each device could take beside them, if there are any.
-    fn knapsack(&self, a: f64, m: f64, rooms: &[u64]) -> Option<Room> {
+    fn knapsack(&self, a: f64, m: f64, rooms: &[u64]) -> Option<Capacity> {
         let n = self.sides.len();
         // For each device, the most columns beside so many heads.
         let mut beside: Vec<u32> = Vec::with_capacity(n * (self.heads + 1));
@@ -495,7 +498,7 @@ impl Problem {
         }
         // Back along the way that was best, of equals with the most heads on the last.
         let mut left = self.heads;
-        let mut room = Room { heads: vec![0; n], columns: vec![0; n] };
+        let mut room = Capacity { heads: vec![0; n], columns: vec![0; n] };
         for d in (0..n).rev() {
             let own = &beside[d.checked_sub(1).map_or(0, |before| ends[before])..ends[d]];
             let wanted = best[(d + 1) * width + left];
@@ -511,14 +514,14 @@ impl Problem {
         Some(room)
     }
 
-    /// Heads as found, and all columns beside them.
-    fn filled(&self, room: &Room) -> Option<(Vec<usize>, Vec<usize>)> {
+    /// The heads as found, and all columns beside them.
+    fn filled(&self, room: &Capacity) -> Option<(Vec<usize>, Vec<usize>)> {
         let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.columns.nanos[..]).collect();
         let columns = level(&times, &room.columns, vec![0; times.len()], self.columns)?;
         Some((room.heads.clone(), columns))
     }
 
-    /// What is missing where nothing fits, at least.
+    /// The bytes that are missing at least, where nothing fits.
     fn missing(&self) -> Missing {
         let each = |d: usize| {
             let side = &self.sides[d];
@@ -531,9 +534,9 @@ impl Problem {
         Missing { bytes: self.whole().saturating_sub(room).max(1), side: None }
     }
 
-    /// All that there is to hold, by what it takes where it takes least.
+    /// Bytes of all that there is to hold, each counted on the device where it takes least.
     fn whole(&self) -> u64 {
-        let whole = |of: fn(&Side) -> &Curve| {
+        let whole = |of: fn(&DeviceCurves) -> &CostCurve| {
             let each = self.sides.iter().map(|s| of(s).bytes.last().copied().unwrap_or(0));
             each.min().unwrap_or(0)
         };

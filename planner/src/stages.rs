@@ -22,29 +22,31 @@
 mod many;
 
 use crate::{
-    closed::{Load, Means, mean},
-    draft,
+    candidate,
+    cost_model::{Load, Transport, mean},
     memory::Memory,
     request::{PlanningError, Request},
     ring::{Candidate, Rings},
 };
 use galaxy_common::{Bytes, DeviceProfile, Kernel, Span, Strategy, Token, Wanted};
 
-/// As many devices as all sets are tried of.
+/// The most devices of which all sets are tried.
 const ALL_SETS: usize = 8;
-/// Sets that are lowered, the best first, until one fits.
+/// How many sets are lowered at most, the best first, until one fits.
 const TRIES: usize = 8;
 
 struct Stage {
-    /// Nanoseconds of a layer.
+    /// Nanoseconds of a layer on this device.
     layer: f64,
-    /// Layers that memory allows.
+    /// How many layers memory allows.
     most: u32,
-    /// The same of the last stage, which has the vocabulary.
+    /// How many layers memory allows in the last stage, which has the vocabulary.
     most_last: u32,
-    /// Nanoseconds of the language head over all rows, part by part as they come,
+    /// Nanoseconds of the language head over all rows, part by part as they come; 0 where not all rows are
+    /// wanted.
     head: f64,
-    /// or over the last row of each text, when all has come.
+    /// Nanoseconds of the language head over the last row of each text, when all have come; 0 where all
+    /// rows are wanted.
     tail: f64,
 }
 
@@ -54,7 +56,7 @@ struct Stage {
 /// When there is none.
 pub(crate) fn plan(
     rings: &Rings<'_>,
-    means: Means,
+    means: Transport,
     limit: f64,
 ) -> Result<Candidate, PlanningError> {
     let Rings { request, memory, loads, links, texts, .. } = rings;
@@ -111,13 +113,13 @@ pub(crate) fn plan(
         words[order.len() - 1] = Span::first(vocabulary);
         // What programs need beyond what was expected: a layer less where it is too much.
         for _ in 0..4 {
-            let plan = draft::stages(request, &order, &layers, &words, means);
-            let needs = draft::needs(request, &plan)?;
-            let above = draft::above(&plan, &needs);
+            let plan = candidate::stages(request, &order, &layers, &words, means);
+            let needs = candidate::needs(request, &plan)?;
+            let above = candidate::above(&plan, &needs);
             if above.is_empty() {
                 return Ok(Candidate { plan, needs, closed_form: time });
             }
-            last = Some(draft::too_large(Strategy::Pipeline, &plan, &needs));
+            last = Some(candidate::too_large(Strategy::Pipeline, &plan, &needs));
             let full: Vec<usize> = above.iter().map(|a| a.0).collect();
             let roomy = |d: &usize| !full.contains(d);
             let gains = (0..order.len())
@@ -141,8 +143,8 @@ pub(crate) fn plan(
     }))
 }
 
-/// What no share of layers beats: all of them at the fastest, and the slowest stage as if layers could be
-/// divided.
+/// A lower bound of what any share of layers costs: all of them on the fastest device, and the slowest
+/// stage as if layers could be divided.
 fn least(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> f64 {
     let times = || order.iter().map(|&d| stages[d].layer);
     let fastest = times().fold(f64::INFINITY, f64::min);
@@ -150,15 +152,15 @@ fn least(stages: &[Stage], order: &[usize], layers: u32, parts: f64) -> f64 {
     f64::from(layers) * (fastest + (parts - 1.0) / together) / parts
 }
 
-/// At least so much is missing where no set of devices holds all layers.
+/// Bytes that are missing at least where no set of devices holds all layers.
 fn missing(request: &Request<'_>, memory: &Memory) -> Bytes {
     let all = memory.whole(request.spec);
     let granted: u64 = request.offers.iter().map(|o| o.budget.0).sum();
     Bytes(all.saturating_sub(granted).max(1))
 }
 
-/// Into how many parts a batch is cut: where rows see later ones, between texts.
-fn parts(request: &Request<'_>, means: Means, texts: u32) -> f64 {
+/// How many parts a batch is cut into: where rows see later ones, between texts.
+fn parts(request: &Request<'_>, means: Transport, texts: u32) -> f64 {
     let tiles = u32::from(means.tiles);
     f64::from(if request.spec.causal { tiles } else { tiles.min(texts) })
 }
@@ -175,7 +177,7 @@ fn stage(
     let width = f64::from(spec.head_width);
     let heads = f64::from(spec.heads);
     let qkv = (heads + 2.0 * f64::from(spec.kv_heads)) * width;
-    let inner = f64::from(spec.inner);
+    let inner = f64::from(spec.intermediate);
     let joins = if spec.parallel { 1.0 } else { 2.0 };
     let layer = mean(loads, &|load| {
         let rows = load.rows() / parts;
@@ -200,8 +202,8 @@ fn stage(
     Ok(Stage { layer, most: limit(most(false)), most_last: limit(most(true)), head, tail })
 }
 
-/// The least cost of this order, without the ways between, of which the slowest takes `way`, and
-/// the layers of each.
+/// The least cost of the stages in this order, without the ways between them, of which the slowest takes
+/// `way`; and the layers of each.
 fn share(
     stages: &[Stage],
     order: &[usize],

@@ -8,18 +8,18 @@
 //! helps.
 
 use crate::{
-    auto, draft, predict, reasons,
+    auto, candidate, predict, reasons,
     request::{Allowed, Offer, Planned, PlanningError, Prediction, Request, Search},
 };
 use galaxy_common::{
-    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, MAX_AGENTS,
+    Assignment, BlockAssignment, Bytes, DeviceName, DevicePlan, Exchange, MAX_LOADERS,
     PIECE_ALIGNMENT, Piece, Plan, Reading, Room, Span, Strategy, Streaming,
 };
 use galaxy_graph::{
     budget::Needs,
     operators::OperatorGraph,
     pieces,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::{Formats, ModelSpec};
 
@@ -27,32 +27,32 @@ use galaxy_model::{Formats, ModelSpec};
 const BUFFERS: [u64; 4] = [2, 1, 4, 8];
 /// Loaders that are tried where the disk gives several more than one.
 const LOADERS: [u16; 3] = [1, 2, 4];
-/// What is as fast: within this share.
+/// Latencies within this factor of each other count as equal.
 const AS_FAST: f64 = 1.002;
-/// How shares are changed.
+/// The factors by which shares are changed, one after the other.
 const STEPS: [f64; 3] = [1.5, 1.2, 1.08];
 /// Plans by shares that are simulated at most, of each strategy; of more devices than [`FEW`] none.
 const SIMULATED: u64 = 80;
-/// So many devices have few programs, which are simulated fast.
+/// The most devices whose programs are few, and simulated fast.
 const FEW: usize = 8;
 
 /// How weights come from disk on devices that cannot hold all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way {
+pub struct StreamingChoice {
     /// What a device's buffer has room for, if memory allows: so many of its largest pieces, or of its
     /// layers.
     pub buffer: u64,
-    /// Whether these are layers.
+    /// Whether `buffer` counts layers, and not pieces.
     pub layers: bool,
-    /// How pieces share it.
+    /// How pieces share the buffer.
     pub room: Room,
-    /// Loaders.
-    pub agents: u16,
+    /// How many loaders read at the same time.
+    pub loaders: u16,
 }
 
-impl Way {
-    /// Where nothing is predicted: two pieces, one loader.
-    pub const PLAIN: Self = Self { buffer: 2, layers: false, room: Room::Ring, agents: 1 };
+impl StreamingChoice {
+    /// The way where nothing is predicted: two pieces, one loader.
+    pub const PLAIN: Self = Self { buffer: 2, layers: false, room: Room::Ring, loaders: 1 };
 
     /// The way that a cluster file names; for `auto` the plain one.
     pub const fn named(reading: Reading) -> Self {
@@ -61,7 +61,7 @@ impl Way {
             Reading::Sequential => Self { buffer: 1, room: Room::Parts(1), ..Self::PLAIN },
             Reading::Sync => Self { room: Room::Parts(2), ..Self::PLAIN },
             Reading::PipeLoad(agents) => {
-                Self { buffer: agents as u64 + 1, layers: true, agents, ..Self::PLAIN }
+                Self { buffer: agents as u64 + 1, layers: true, loaders: agents, ..Self::PLAIN }
             }
         }
     }
@@ -76,7 +76,7 @@ pub fn fitted(
     formats: &Formats,
     plan: &Plan,
     needs: &[Needs],
-    way: Way,
+    way: StreamingChoice,
 ) -> Result<Plan, PlanningError> {
     let (mut plan, graph) = (plan.clone(), OperatorGraph::of(spec));
     for (device, needs) in plan.ring.iter_mut().zip(needs) {
@@ -89,7 +89,7 @@ pub fn fitted(
             device: Some(device.name.clone()),
             missing: Bytes(missing),
             what: format!(
-                "even with its weights on disk it needs {} and grants {}: raise its memory, add devices, or lower max_rows or cache_rows",
+                "even with its weights on disk it needs {} and grants {}: raise its memory, add devices, or lower max_rows or kv_cache_tokens",
                 Bytes(device.budget.0 + missing),
                 device.budget
             ),
@@ -98,13 +98,13 @@ pub fn fitted(
     Ok(plan)
 }
 
-/// How a device reads what it cannot hold; else the bytes that are missing even for that.
+/// How a device reads what it cannot hold; else how many bytes are missing even for that.
 fn streaming(
     graph: &OperatorGraph,
     formats: &Formats,
     device: &DevicePlan,
     needs: &Needs,
-    way: Way,
+    way: StreamingChoice,
 ) -> Result<Streaming, u64> {
     let all = pieces::pieces(graph, &device.holds(), formats, Streaming::PIECE);
     let bytes: u64 = all.iter().map(pieces::Piece::held).sum();
@@ -123,7 +123,7 @@ fn streaming(
     let parts = if let Room::Parts(parts) = way.room { u64::from(parts) } else { 1 };
     let (room_for, way) = match room / largest >= parts {
         true => (way.buffer.saturating_mul(unit), way),
-        false => (largest, Way { room: Room::Parts(1), ..way }),
+        false => (largest, StreamingChoice { room: Room::Parts(1), ..way }),
     };
     let buffer = room_for.min(room) / PIECE_ALIGNMENT * PIECE_ALIGNMENT;
     let mut left = (room - buffer).min(bytes);
@@ -148,14 +148,14 @@ fn streaming(
         piece: Streaming::PIECE,
         buffer: Bytes(buffer),
         room: way.room,
-        agents: way.agents.clamp(1, MAX_AGENTS),
+        loaders: way.loaders.clamp(1, MAX_LOADERS),
         resident,
     };
     Ok(without_end(&all, streaming))
 }
 
-/// The same, without the end of the ring that no piece reaches: each goes behind the one before, or to the
-/// beginning where it would not fit.
+/// The same streaming, without the end of the ring that no piece reaches: each goes behind the one before, or to
+/// the beginning where it would not fit.
 pub fn without_end(pieces: &[pieces::Piece], mut streaming: Streaming) -> Streaming {
     if streaming.room != Room::Ring {
         return streaming;
@@ -170,15 +170,15 @@ pub fn without_end(pieces: &[pieces::Piece], mut streaming: Streaming) -> Stream
     streaming
 }
 
-/// A plan that fits, and what is said of it.
-struct Found {
+/// A plan that fits, with its prediction.
+struct StreamingPlan {
     plan: Plan,
     needs: Vec<Needs>,
     prediction: Prediction,
-    way: Way,
+    choice: StreamingChoice,
 }
 
-/// Plans for memory that does not add up.
+/// The fastest plan that reads weights from disk where memory does not add up.
 ///
 /// # Errors
 /// When devices have no room even so: the one that lacks least.
@@ -202,7 +202,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     }
     let Looking { simulated, refused, best, .. } = looking;
     let nothing = || PlanningError::Nothing { why: "there is no device to plan for".into() };
-    let Found { plan, needs, prediction, .. } =
+    let StreamingPlan { plan, needs, prediction, .. } =
         best.ok_or_else(|| refused.unwrap_or_else(nothing))?;
     let idle = request.offers.iter().filter(|o| plan.ring.iter().all(|d| d.name != o.name));
     let why = "with weights from disk it is predicted slower with this device".to_owned();
@@ -220,14 +220,14 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     })
 }
 
-/// The plan that was found, or one that reads weights from disk if that is faster: where memory bends a split
-/// much, a disk may bend it less.
+/// The plan that was found, or one that reads weights from disk if that is faster: where memory forces a split far
+/// from the fastest one, a disk may do so less.
 pub(crate) fn or_faster(request: &Request<'_>, found: Planned) -> Planned {
     let whole = Assignment {
         blocks: vec![BlockAssignment {
             layers: Span::first(request.spec.layers),
             heads: Span::first(request.spec.heads),
-            columns: Span::first(request.spec.inner),
+            columns: Span::first(request.spec.intermediate),
         }],
         row_weight: 1,
         vocabulary: Span::first(request.spec.extent().vocabulary),
@@ -235,7 +235,7 @@ pub(crate) fn or_faster(request: &Request<'_>, found: Planned) -> Planned {
     let all =
         pieces::pieces(&OperatorGraph::of(request.spec), &whole, request.formats, Streaming::PIECE);
     let all: u64 = all.iter().map(|piece| piece.bytes).sum();
-    // Whoever could hold all with what it works in besides is not bent.
+    // Memory forces nothing on a device that could hold everything, with what it works in besides.
     let besides = found.needs.iter().map(|n| n.total().0 - n.weights.0).max().unwrap_or(0);
     let roomy = |offer: &Offer| offer.budget.0 > 2 * (all + besides);
     if request.offers.len() > FEW || request.offers.iter().all(roomy) {
@@ -263,14 +263,14 @@ struct Looking<'a> {
     simulated: u64,
     /// Why the plan that came nearest has no room.
     refused: Option<PlanningError>,
-    best: Option<Found>,
+    best: Option<StreamingPlan>,
 }
 
 impl Looking<'_> {
-    /// Shares that make the plan faster, from those of memory.
+    /// Changes shares, from those of memory on, as long as that makes the plan faster.
     fn climb(&mut self, strategy: Strategy) {
         let offers = self.request.offers;
-        let way = Way::named(self.request.allowed.reading);
+        let way = StreamingChoice::named(self.request.allowed.reading);
         let mut shares: Vec<f64> = offers.iter().map(|o| o.budget.0.max(1) as f64).collect();
         let Some(mut least) = self.share(strategy, &shares, way) else { return };
         let most = self.simulated + if offers.len() > FEW { 0 } else { SIMULATED };
@@ -306,7 +306,7 @@ impl Looking<'_> {
             share: *share,
         };
         let members: Vec<Member> = self.request.offers.iter().zip(shares).map(member).collect();
-        let terms = Terms {
+        let terms = PlanOptions {
             model,
             fingerprint,
             formats,
@@ -325,9 +325,9 @@ impl Looking<'_> {
     }
 
     /// The predicted latency of a plan by shares.
-    fn share(&mut self, strategy: Strategy, shares: &[f64], way: Way) -> Option<f64> {
+    fn share(&mut self, strategy: Strategy, shares: &[f64], way: StreamingChoice) -> Option<f64> {
         let plan = self.shared(strategy, shares).ok()?;
-        let needs = draft::needs(self.request, &plan).ok()?;
+        let needs = candidate::needs(self.request, &plan).ok()?;
         self.look(&plan, &needs, way)
     }
 
@@ -337,9 +337,9 @@ impl Looking<'_> {
             let offer = self.request.offers.iter().find(|offer| offer.name == device.name);
             device.budget = offer.map_or(device.budget, |offer| offer.budget);
         }
-        let Ok(needs) = draft::needs(self.request, &plan) else { return };
+        let Ok(needs) = candidate::needs(self.request, &plan) else { return };
         if self.request.allowed.reading != Reading::Auto {
-            self.look(&plan, &needs, Way::named(self.request.allowed.reading));
+            self.look(&plan, &needs, StreamingChoice::named(self.request.allowed.reading));
             return;
         }
         let several = plan.ring.iter().any(|device| {
@@ -350,31 +350,35 @@ impl Looking<'_> {
         let few = plan.ring.len() <= FEW;
         for agents in &LOADERS[..if few { most } else { 1 }] {
             for &buffer in &BUFFERS[..if few { BUFFERS.len() } else { 1 }] {
-                self.look(&plan, &needs, Way { buffer, agents: *agents, ..Way::PLAIN });
+                self.look(
+                    &plan,
+                    &needs,
+                    StreamingChoice { buffer, loaders: *agents, ..StreamingChoice::PLAIN },
+                );
             }
         }
     }
 
     /// The predicted latency of a plan, with weights from disk where that is needed. It is kept, if it is the
     /// best.
-    fn look(&mut self, plan: &Plan, needs: &[Needs], way: Way) -> Option<f64> {
+    fn look(&mut self, plan: &Plan, needs: &[Needs], way: StreamingChoice) -> Option<f64> {
         let request = self.request;
-        let fitting = || -> Result<Found, PlanningError> {
+        let fitting = || -> Result<StreamingPlan, PlanningError> {
             let plan = fitted(request.spec, request.formats, plan, needs, way)?;
-            let needs = draft::needs(request, &plan)?;
-            if !draft::above(&plan, &needs).is_empty() {
-                return Err(draft::too_large(plan.strategy, &plan, &needs));
+            let needs = candidate::needs(request, &plan)?;
+            if !candidate::above(&plan, &needs).is_empty() {
+                return Err(candidate::too_large(plan.strategy, &plan, &needs));
             }
             let prediction = predict::predict(request, &plan)?;
-            Ok(Found { plan, needs, prediction, way })
+            Ok(StreamingPlan { plan, needs, prediction, choice: way })
         };
         self.simulated += 1;
         match fitting() {
             Ok(found) => {
                 let latency = found.prediction.latency;
                 let better = self.best.as_ref().is_none_or(|best| {
-                    let smaller =
-                        (found.way.agents, found.way.buffer) < (best.way.agents, best.way.buffer);
+                    let smaller = (found.choice.loaders, found.choice.buffer)
+                        < (best.choice.loaders, best.choice.buffer);
                     let known = best.prediction.latency;
                     latency * AS_FAST < known || latency < known * AS_FAST && smaller
                 });

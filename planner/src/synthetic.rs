@@ -12,15 +12,15 @@ use galaxy_model::ModelSpec;
 /// A device that does not exist.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SyntheticDevice {
-    /// Its name.
+    /// The device's name.
     pub name: DeviceName,
     /// 10^9 additions and multiplications per second in products.
     pub gflops: f64,
-    /// 10^9 bytes per second of its memory.
+    /// 10^9 bytes per second from its memory.
     pub memory_rate: f64,
     /// Bytes that it grants.
     pub memory: Bytes,
-    /// Kernel threads.
+    /// How many kernel threads it runs.
     pub threads: u16,
     /// Bytes per second that its network interface carries, each way.
     pub link_rate: f64,
@@ -28,9 +28,9 @@ pub struct SyntheticDevice {
     pub latency: f64,
 }
 
-/// What calling a kernel takes, nanoseconds.
+/// Nanoseconds that calling a kernel takes.
 const CALL: f64 = 1_000.0;
-/// What waking a lane takes, nanoseconds.
+/// Nanoseconds that waking a lane takes.
 const WAKE: f64 = 20_000.0;
 /// Share of the arithmetic rate that attention reaches: its products are small and a softmax
 /// stands between them.
@@ -121,7 +121,7 @@ fn device(
         let axes = match kernel {
             Kernel::Qkv => vec![rows.clone(), parts(queries + 2.0 * keys)],
             Kernel::AttentionOutput => vec![rows.clone(), parts(queries)],
-            Kernel::Up | Kernel::Down => vec![rows.clone(), parts(f64::from(spec.inner))],
+            Kernel::Up | Kernel::Down => vec![rows.clone(), parts(f64::from(spec.intermediate))],
             Kernel::Language => vec![rows.clone(), parts(f64::from(spec.vocabulary))],
             Kernel::Attend => vec![rows.clone(), rows.clone(), parts(f64::from(spec.heads))],
             _ => vec![rows.clone()],

@@ -3,7 +3,7 @@
 
 use crate::{
     Allowed, Offer, Request, Workload,
-    split::{Curve, Problem, Side},
+    split::{CostCurve, DeviceCurves, Problem},
     synthetic::{SyntheticDevice, profile},
 };
 use galaxy_common::{
@@ -13,7 +13,7 @@ use galaxy_model::{
     Activation, Formats, HeadSpec, ModelSpec, NormKind, NormPlace, Pairs, Positions, ScoreScale,
 };
 
-/// A BERT of this many layers and this width.
+/// A BERT of this many layers and this hidden size.
 pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
     ModelSpec {
         family: "bert".into(),
@@ -22,7 +22,7 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
         heads: hidden / 64,
         kv_heads: hidden / 64,
         head_width: 64,
-        inner: 4 * hidden,
+        intermediate: 4 * hidden,
         vocabulary: 30_522,
         patches: None,
         norm: NormKind::Layer,
@@ -44,7 +44,7 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
         unplaced: None,
         positions: Positions::Learned { rows: 512, offset: 0 },
         local_positions: None,
-        distances: None,
+        relative_bias: None,
         token_types: 2,
         embedding_norm: true,
         head_norm: false,
@@ -56,14 +56,14 @@ pub fn bert(layers: u32, hidden: u32) -> ModelSpec {
     }
 }
 
-/// A Llama of this many layers, width, heads and key-value heads.
+/// A Llama of this many layers, hidden size, heads and key-value heads.
 pub fn llama(layers: u32, hidden: u32, heads: u32, kv_heads: u32) -> ModelSpec {
     ModelSpec {
         family: "llama".into(),
         heads,
         kv_heads,
         head_width: hidden / heads,
-        inner: hidden * 7 / 2,
+        intermediate: hidden * 7 / 2,
         vocabulary: 32_000,
         norm: NormKind::Rms,
         norm_place: NormPlace::Pre,
@@ -157,10 +157,10 @@ impl Dice {
             let wire = (0..=rows).map(|r| slow * (rows - r) as f64).collect();
             let bytes = |count: usize, each: u64| (0..=count as u64).map(|n| n * each).collect();
             let share = self.real(0.4, 1.6);
-            sides.push(Side {
-                heads: Curve { nanos: head_times, bytes: bytes(heads, head_bytes) },
-                columns: Curve { nanos: column_times, bytes: bytes(columns, column_bytes) },
-                vocabulary: Curve { nanos: vec![0.0], bytes: vec![0] },
+            sides.push(DeviceCurves {
+                heads: CostCurve { nanos: head_times, bytes: bytes(heads, head_bytes) },
+                columns: CostCurve { nanos: column_times, bytes: bytes(columns, column_bytes) },
+                vocabulary: CostCurve { nanos: vec![0.0], bytes: vec![0] },
                 rows: row_times,
                 wire,
                 owner: self.whole(0, 9) > 0,
@@ -208,7 +208,7 @@ impl Question {
             spec: spec.clone(),
             formats: Formats::default(),
             workload: Workload {
-                made: 0,
+                generated: 0,
                 texts: 1,
                 lengths: vec![(128, 1.0)],
                 wanted: Wanted::Hidden,

@@ -13,7 +13,7 @@ use crate::request::Offer;
 use galaxy_common::{Bytes, ClusterProfile, DeviceName, LinkRate};
 use std::str::FromStr;
 
-/// One change.
+/// A change of devices or links.
 #[derive(Clone, PartialEq, Debug)]
 pub enum WhatIf {
     /// A device grants this much.
@@ -31,14 +31,14 @@ pub enum WhatIf {
 pub enum Rate {
     /// So many times what was measured.
     Times(f64),
-    /// This.
+    /// This rate, whatever was measured.
     Of(LinkRate),
 }
 
-/// Text that is no change, or one of a device that is not there.
+/// A text that is no change, or a change of a device that is not there.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum WhatIfError {
-    /// Not understood.
+    /// The text is of no known form.
     #[error(
         "{text:?} is no change: write DEVICE.memory=2GB, DEVICE.speed=x2, DEVICE.rate=1Gbit/s or x2 for all its links, FROM->TO.rate=1Gbit/s for one, or -DEVICE to leave it out"
     )]
@@ -46,7 +46,7 @@ pub enum WhatIfError {
         /// What was given.
         text: String,
     },
-    /// A name or value that is none.
+    /// A name or value in the text is not valid.
     #[error("{text:?}: {why}")]
     Value {
         /// What was given.
@@ -54,17 +54,17 @@ pub enum WhatIfError {
         /// What is wrong with it.
         why: String,
     },
-    /// No such device.
+    /// There is no device of this name.
     #[error("there is no device {name}: there are {known}")]
     Device {
-        /// Which.
+        /// The name that was given.
         name: DeviceName,
-        /// Those that are.
+        /// The names of the devices that there are.
         known: String,
     },
 }
 
-/// "x2", above zero.
+/// The factor of a text like "x2", above zero.
 fn times(text: &str) -> Result<f64, String> {
     let factor = text.strip_prefix('x').and_then(|n| n.parse().ok());
     let factor = factor.filter(|f: &f64| f.is_finite() && *f > 0.0);

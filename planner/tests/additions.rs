@@ -1,4 +1,4 @@
-//! One device more never makes a plan of many devices worse.
+//! One more device never makes a plan of many devices worse.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat};
@@ -12,7 +12,7 @@ mod sample;
 #[allow(dead_code)]
 mod testing;
 
-/// What is as good: plans of one kind differ by less.
+/// Latencies within this factor are as good: plans of one kind differ by less.
 const AS_GOOD: f64 = 1.01;
 
 /// `examples/additions.rs` looks at 1,000 of larger clusters.
@@ -30,7 +30,7 @@ fn a_device_more_never_slows_sampled_clusters() {
     assert!(planned > 3, "{planned}");
 }
 
-/// A model of 70 billion parameters on four fast machines and so many laptops: latency in seconds.
+/// Predicted seconds of a model of 70 billion parameters on four fast machines and so many laptops.
 fn fast_machines_and_laptops(laptops: usize, made: u32) -> f64 {
     let device = |name: String, gflops, memory_rate, memory: u64| SyntheticDevice {
         name: DeviceName::new(name).unwrap(),
@@ -49,7 +49,7 @@ fn fast_machines_and_laptops(laptops: usize, made: u32) -> f64 {
     question.workload.lengths = vec![(284, 1.0)];
     question.workload.wanted = Wanted::LastLogits;
     question.allowed.max_rows = 512;
-    question.workload.made = made;
+    question.workload.generated = made;
     if made > 0 {
         question.allowed.cache =
             Cache { rows: Cache::taken(284 + made), values: galaxy_common::CacheType::F32 };

@@ -28,7 +28,7 @@ fn question(seed: u64) -> Question {
         let shared = [1, 2, heads][dice.whole(0, 2) as usize];
         testing::llama(layers, 64 * heads, heads, shared)
     };
-    // Both blocks beside each other need a norm before them.
+    // A parallel residual needs a norm before its blocks.
     spec.parallel = spec.norm_place == NormPlace::Pre && dice.whole(0, 2) == 0;
     let count = dice.whole(1, 5) as usize;
     let rate = dice.real(1e6, 2e8);
@@ -128,7 +128,8 @@ proptest! {
     }
 }
 
-/// Three unlike devices and so many texts of 64 tokens, of a model in the shape of all-MiniLM-L6-v2.
+/// A question about three unlike devices and so many texts of 64 tokens, of a model in the shape of
+/// all-MiniLM-L6-v2.
 fn embedding(texts: u32, speeds: [f64; 3], bits_per_second: f64) -> Question {
     let mut spec = testing::bert(6, 384);
     (spec.heads, spec.kv_heads, spec.head_width) = (12, 12, 32);
@@ -142,7 +143,7 @@ fn embedding(texts: u32, speeds: [f64; 3], bits_per_second: f64) -> Question {
     question
 }
 
-/// Texts per second of what is planned, over what all devices do together, each alone.
+/// The plan, and its texts per second over those of all devices together, each alone.
 fn gain(question: &mut Question) -> (galaxy_planner::Planned, f64) {
     let texts = f64::from(question.workload.texts);
     let together = plan(&question.request()).unwrap();
@@ -157,12 +158,12 @@ fn gain(question: &mut Question) -> (galaxy_planner::Planned, f64) {
     (together, rate / sum)
 }
 
-/// Texts of each device, where rows are given out by them.
+/// Row weights of each device: its texts, where rows are given out by these.
 fn weights(planned: &galaxy_planner::Planned) -> Vec<u32> {
     planned.plan.ring.iter().map(|device| device.prefill.row_weight).collect()
 }
 
-/// The same where each text is one device's, at best.
+/// The best gain where each text stays on one device.
 fn whole_texts(texts: u32, speeds: [f64; 3]) -> f64 {
     let mut given = [0.0; 3];
     for _ in 0..texts {
@@ -240,7 +241,7 @@ fn texts_that_do_not_fit_a_program_come_in_several() {
     let four = plan(&question.request()).unwrap();
     let ratio = four.prediction.latency / one.prediction.latency;
     assert!((1.0..1.3).contains(&ratio), "{ratio}");
-    // Texts that go on come one by one.
+    // Sequences for which tokens are generated come one by one.
     let mut question = making(3, 1e7);
     let single = plan(&question.request()).unwrap();
     question.workload.texts = 64;
@@ -256,12 +257,12 @@ fn equal_questions_have_equal_answers() {
     }
 }
 
-/// Texts that get 100 tokens each.
+/// A question about prompts for which 100 tokens each are generated.
 fn making(devices: usize, rate: f64) -> Question {
     let spec = testing::llama(16, 2048, 32, 8);
     let mut question = Question::new(&spec, testing::devices(devices, 40.0, rate));
     question.workload.wanted = Wanted::LastLogits;
-    question.workload.made = 100;
+    question.workload.generated = 100;
     question.allowed.cache =
         galaxy_common::Cache { rows: 384, values: galaxy_common::CacheType::F32 };
     question
@@ -269,7 +270,7 @@ fn making(devices: usize, rate: f64) -> Question {
 
 #[test]
 fn tokens_are_made_on_as_many_devices_as_links_allow() {
-    // Whatever is split, each token is told to all: links that take 200 ms leave everything on one device.
+    // Whatever is split, each token goes to all devices: links that take 200 ms leave everything on one device.
     let far = |mut question: Question| {
         question.profile.links.iter_mut().for_each(|link| link.latency = 2e8);
         question
@@ -284,12 +285,12 @@ fn tokens_are_made_on_as_many_devices_as_links_allow() {
     assert!(token > 0.0 && 100.0 * token < planned.prediction.latency);
     // The same plan without tokens takes what is left.
     let mut read = making(3, 1e8);
-    read.workload.made = 0;
+    read.workload.generated = 0;
     let reading = predict(&read.request(), &planned.plan).unwrap();
     assert_eq!(reading.token, 0.0);
     let rest = planned.prediction.latency - 100.0 * token;
     assert!((reading.latency / rest - 1.0).abs() < 1e-6, "{} and {rest}", reading.latency);
-    // No strategy makes a text sooner.
+    // No strategy generates a sequence sooner.
     for strategy in Strategy::ALL {
         let mut other = making(3, 1e8);
         other.allowed.strategy = strategy;
@@ -299,7 +300,7 @@ fn tokens_are_made_on_as_many_devices_as_links_allow() {
     }
 }
 
-/// Devices that are all alike are left out where fewer make a text sooner.
+/// Devices that are all alike are left out where fewer generate a sequence sooner.
 #[test]
 fn more_devices_never_make_a_text_slower() {
     let mut left_out = 0;
@@ -354,7 +355,7 @@ fn slow_devices_are_left_out_and_it_is_said_why() {
     assert!(planned.runner_up.is_some());
 }
 
-/// Why the last of these devices is left out.
+/// The reason why the last of these devices is left out.
 fn why_not_the_last(devices: Vec<synthetic::SyntheticDevice>) -> String {
     let last = devices.last().unwrap().name.clone();
     let question = Question::new(&testing::bert(4, 512), devices);

@@ -17,7 +17,8 @@ use galaxy_planner::{
 mod testing;
 use testing::{Dice, Question};
 
-/// BERT of twelve layers, 340 MB, on so many devices of so much memory and such disks.
+/// A question about a BERT of twelve layers, 340 MB, on so many devices of so much memory and such
+/// disks.
 fn question(memory: &[u64], disks: &[f64]) -> Question {
     let spec = testing::bert(12, 768);
     let mut devices = testing::devices(memory.len(), 40.0, 1e9);
@@ -36,7 +37,7 @@ fn planned(question: &Question) -> Planned {
     plan(&question.request()).unwrap()
 }
 
-/// Bytes that each device of a plan reads.
+/// Bytes that each device of a plan reads from disk for a program.
 fn read(question: &Question, planned: &Planned) -> Vec<u64> {
     let each = planned.plan.ring.iter();
     each.map(|d| galaxy_planner::stream::read_and_kept(&question.spec, &Formats::default(), d).0.0)
@@ -100,7 +101,7 @@ fn a_slow_disk_is_busy_all_the_time() {
     assert!(planned(&question(&[900_000_000], &[disk])).plan.ring[0].streaming.is_none());
 }
 
-/// Who has the faster disk, or memory to spare, gets more.
+/// A device with the faster disk, or memory to spare, gets more.
 #[test]
 fn fast_disks_and_memory_get_more() {
     let graph = OperatorGraph::of(&testing::bert(12, 768));
@@ -129,7 +130,7 @@ fn what_has_no_room_for_a_piece_is_refused_with_bytes() {
     assert!(missing.0 > 0 && what.contains("even with its weights on disk"), "{error}");
 }
 
-/// Text is made, too: of each token everything is read that does not stay.
+/// Tokens are generated, too: for each, everything is read that does not stay.
 #[test]
 fn tokens_are_made_with_weights_from_disk() {
     let spec = testing::llama(8, 1024, 16, 4);
@@ -138,7 +139,7 @@ fn tokens_are_made_with_weights_from_disk() {
     let mut question = Question::new(&spec, devices);
     question.allowed.reading = Reading::Auto;
     question.allowed.cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
-    question.workload.made = 20;
+    question.workload.generated = 20;
     question.workload.wanted = Wanted::LastLogits;
     question.profile.devices[0].disk = 1e8;
     let found = planned(&question);
@@ -168,7 +169,7 @@ fn a_named_way_is_taken() {
         question.allowed.reading = reading;
         let found = planned(&question);
         let streaming = found.plan.ring[0].streaming.as_ref().unwrap();
-        assert_eq!((streaming.room, streaming.agents), (room, agents), "{reading}");
+        assert_eq!((streaming.room, streaming.loaders), (room, agents), "{reading}");
         let largest = pieces::of_device(
             &OperatorGraph::of(&question.spec),
             &Formats::default(),

@@ -17,47 +17,47 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long a connection may be silent before the other side is asked for a sign of life, and how long that
-/// may take. Coordinators ask their clients in the same way.
+/// How long a connection may be silent before the other side is asked for a sign of life, and how long the answer may
+/// take. Coordinators ask their clients in the same way.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Why no connection stands.
+/// Why a connection cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Text that is no address.
     #[error("{address:?} is not an address: write host:port, like 192.168.1.20:7100")]
     Address {
-        /// What was given.
+        /// The text that was given.
         address: String,
     },
-    /// A name that nobody knows.
+    /// A host name that cannot be resolved.
     #[error("the host of {address} could not be found: {source}")]
     Resolve {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// Why.
+        /// The error of the resolver.
         source: io::Error,
     },
-    /// A host on which nobody listens there.
+    /// A host that is there, and a port on which nobody listens.
     #[error("nobody listens at {address}: is the process started, and is the port right?")]
     Refused {
-        /// Where.
+        /// The address, as host:port.
         address: String,
     },
-    /// Silence.
+    /// No answer in time.
     #[error("{address} did not answer within {after:?}: is the machine on and reachable?")]
     TimedOut {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// How long we waited.
+        /// How long this side waited.
         after: Duration,
     },
     /// The transport failed.
     #[error("the connection to {address} failed: {source}")]
     Io {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// Why.
+        /// The error of the transport.
         source: io::Error,
     },
     /// A certificate of the peer that is not valid any more.
@@ -66,11 +66,11 @@ pub enum ConnectError {
          is the clock right? If it is, issue {whose} a new certificate"
     )]
     Expired {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// Its name.
+        /// The role and name of the peer.
         whose: String,
-        /// Our clock.
+        /// The time by the clock of this machine.
         now: Moment,
     },
     /// A certificate of the peer that is not valid yet.
@@ -79,72 +79,72 @@ pub enum ConnectError {
          {now}: is the clock of this machine right, and that of the one that issued it?"
     )]
     NotYetValid {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// Its name.
+        /// The role and name of the peer.
         whose: String,
-        /// Our clock.
+        /// The time by the clock of this machine.
         now: Moment,
     },
-    /// Someone else answers there.
+    /// A peer with another name or role than the one that was expected.
     #[error(
         "{address} answers as {presented}, and {wanted} was expected: is the address right, and \
          does the certificate there carry that name and role?"
     )]
     WrongName {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// Whom we wanted.
+        /// The name that was expected, as a certificate carries it.
         wanted: String,
-        /// Who is there.
+        /// The names in the peer's certificate.
         presented: String,
     },
-    /// A certificate of another authority.
+    /// A certificate of the peer that another authority issued.
     #[error(
         "the certificate of {whose} at {address} is not of this cluster's authority: were both \
          identities issued by the same `galaxy keys init`?"
     )]
     Foreign {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// Its name.
+        /// The role and name of the peer.
         whose: String,
     },
-    /// The peer refused our certificate.
+    /// The peer refused the certificate of this side.
     #[error("{address} refused our certificate: {why}; the clock of this machine says {now}")]
     RefusedUs {
-        /// Where.
+        /// The address, as host:port.
         address: String,
-        /// What it said.
+        /// The reason, by the TLS alert that the peer sent.
         why: &'static str,
-        /// Our clock.
+        /// The time by the clock of this machine.
         now: Moment,
     },
     /// The peer speaks no TLS, or another protocol.
     #[error("{address} does not speak Galaxy's protocol: {source}")]
     Tls {
-        /// Where.
+        /// The address, as host:port.
         address: String,
         /// What was wrong.
         source: io::Error,
     },
-    /// Plain text beyond this machine.
+    /// A plain connection to another machine.
     #[error("{address} is not on this machine: without an identity only loopback is allowed")]
     NotLoopback {
-        /// Where.
+        /// The address, as host:port.
         address: String,
     },
 }
 
 impl ConnectError {
-    /// Whether the same attempt may succeed later with nobody doing anything.
+    /// Whether the same attempt may succeed later although nobody changes anything.
     pub fn retryable(&self) -> bool {
         matches!(
             self,
             Self::Resolve { .. } | Self::Refused { .. } | Self::TimedOut { .. } | Self::Io { .. }
         )
     }
-    /// A stable name in snake case.
+    /// A stable name of the error, in snake case.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Address { .. } => "bad_address",
@@ -163,7 +163,7 @@ impl ConnectError {
     }
 }
 
-/// Opens a gRPC channel to `server`, and again whenever it broke and is used.
+/// Opens a gRPC channel to `server`, and opens it again when it broke and is used.
 ///
 /// Without an identity the channel is plain text, and only this machine can be reached. The
 /// timeout is for one connection attempt.
@@ -179,8 +179,8 @@ pub async fn connect(
     Target::new(address, identity, None, server, timeout).channel(true).await
 }
 
-/// [`connect`] for who must notice when the process at the other end is another one: once it
-/// broke, every call on the channel fails. `from` is our address, if not any will do.
+/// [`connect`] for a caller that must notice when the process at the other end is another one: once the channel
+/// broke, every call on it fails. `from` is the local address, if not any will do.
 ///
 /// # Errors
 /// When the attempt fails.
@@ -194,7 +194,7 @@ pub async fn connect_once(
     Target::new(address, identity, from, server, timeout).channel(false).await
 }
 
-/// Either kind of stream, as hyper wants it.
+/// A plain stream or one with TLS, as hyper wants it.
 type Duplex = TokioIo<Box<dyn Both>>;
 trait Both: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Both for T {}
@@ -229,12 +229,12 @@ impl Target {
             .map_err(|_| ConnectError::Address { address: address.clone() })?
             .initial_stream_window_size(1 << 20)
             .initial_connection_window_size(4 << 20)
-            // Calls that we leave early: what the other side still sends for those that HTTP/2 has forgotten is
-            // counted for as long as the connection lives, and after 1024 it would be closed.
+            // Calls that this side leaves early: what the other side still sends for those that HTTP/2 has forgotten
+            // is counted for as long as the connection lives, and after 1024 it would be closed.
             .http2_max_local_error_reset_streams(None)
             .connect_timeout(timeout);
-        // One that opens again notices a way that is dead: no call fails on it by itself. The others are asked for
-        // signs of life by whoever has opened them.
+        // A channel that opens again notices by itself that a connection is dead: no call has to fail first. Those
+        // who open the other channels ask them for signs of life themselves.
         let endpoint = match again {
             true => endpoint
                 .http2_keep_alive_interval(KEEPALIVE)
@@ -280,7 +280,7 @@ impl Target {
     }
 }
 
-/// The addresses of a peer; at least one.
+/// The socket addresses of a peer; at least one.
 ///
 /// # Errors
 /// [`ConnectError::Address`] and [`ConnectError::Resolve`].
@@ -298,8 +298,7 @@ pub async fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     }
 }
 
-/// Opens a TCP connection, without delay of small writes. `from` is our address, if not any will
-/// do.
+/// Opens a TCP connection, without delay of small writes. `from` is the local address, if not any will do.
 ///
 /// # Errors
 /// Typed by what a person can do.
@@ -347,7 +346,7 @@ async fn connect_from(from: Option<IpAddr>, found: &[SocketAddr]) -> io::Result<
     Err(failed)
 }
 
-/// Opens a TLS connection and waits until the peer has accepted our certificate too.
+/// Opens a TLS connection and waits until the peer has accepted the certificate of this side too.
 ///
 /// # Errors
 /// Typed by what a person can do.
@@ -434,7 +433,7 @@ fn explain(address: &str, server: (&DeviceName, Role), error: io::Error) -> Conn
     }
 }
 
-/// Whether an address, `host:port`, is reached from its own machine only.
+/// Whether an address, `host:port`, can be reached from its own machine only.
 pub fn is_loopback(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -442,7 +441,7 @@ pub fn is_loopback(address: &str) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// What it means that a peer ended a handshake with `alert`.
+/// The error to report when a peer ended the handshake with `alert`.
 pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
     let why = match alert {
         AlertDescription::CertificateExpired => {
@@ -467,7 +466,7 @@ pub fn refused_us(address: &str, alert: AlertDescription) -> ConnectError {
     ConnectError::RefusedUs { address: address.to_owned(), why, now: Moment::now() }
 }
 
-/// What it means that we ended a handshake with `alert`, where no more is known; `source` is what
+/// The error to report when this side ended the handshake with `alert` and nothing more is known; `source` is what
 /// was wrong.
 pub fn refused_them(
     address: &str,

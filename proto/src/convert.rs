@@ -2,40 +2,42 @@
 
 mod generate;
 
-pub use generate::{generate_options, generate_request, going_text, text};
+pub use generate::{generate_options, generate_request, sequence_from_wire, sequence_to_wire};
 
 use crate::v1;
-use galaxy_common::{BatchShape, Breadth, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS};
+use galaxy_common::{
+    BatchShape, CandidateCount, Pooling, Segment, ShapeError, Wanted, shape::MAX_ROWS,
+};
 
-/// A message that does not say what it must.
+/// Why a message of the wire cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
     /// A wanted output that this build does not know.
     #[error("output {code} is unknown to this build")]
     Wanted {
-        /// Theirs.
+        /// The number on the wire.
         code: i32,
     },
-    /// No output named.
+    /// A request that names no output.
     #[error("the request does not say which output it wants")]
     Unspecified,
-    /// A text that goes on, and its tokens.
+    /// A prompt both as text and as token ids.
     #[error("the request has a prompt and ids: send one of them")]
     Prompt,
-    /// A [`Sampling`](galaxy_common::Sampling) that has no binary form, or is none.
+    /// A [`Sampling`](galaxy_common::Sampling) that cannot be written or read in binary form.
     #[error(
         "how tokens are chosen cannot be read: do coordinator and worker have the same version?"
     )]
     Sampling,
-    /// Segments that make no batch.
+    /// Segments that form no batch.
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// More segments than a batch may have rows.
     #[error("{segments} texts are more than a batch of {rows} tokens can hold")]
     Segments {
-        /// How many segments.
+        /// The number of segments.
         segments: usize,
-        /// How many tokens.
+        /// The most tokens that such a batch may have.
         rows: usize,
     },
 }
@@ -54,9 +56,9 @@ impl TryFrom<v1::Wanted> for Wanted {
             v1::Wanted::Classes => Self::Classes,
             v1::Wanted::LastLogits => Self::LastLogits,
             v1::Wanted::AllLogits => Self::AllLogits,
-            v1::Wanted::TokenOfFew => Self::Token(Breadth::Few),
-            v1::Wanted::TokenOfMany => Self::Token(Breadth::Many),
-            v1::Wanted::TokenOfAll => Self::Token(Breadth::All),
+            v1::Wanted::TokenOfFew => Self::Token(CandidateCount::Few),
+            v1::Wanted::TokenOfMany => Self::Token(CandidateCount::Many),
+            v1::Wanted::TokenOfAll => Self::Token(CandidateCount::All),
             v1::Wanted::Nothing => Self::Nothing,
         })
     }
@@ -74,15 +76,15 @@ impl From<Wanted> for v1::Wanted {
             Wanted::Classes => Self::Classes,
             Wanted::LastLogits => Self::LastLogits,
             Wanted::AllLogits => Self::AllLogits,
-            Wanted::Token(Breadth::Few) => Self::TokenOfFew,
-            Wanted::Token(Breadth::Many) => Self::TokenOfMany,
-            Wanted::Token(Breadth::All) => Self::TokenOfAll,
+            Wanted::Token(CandidateCount::Few) => Self::TokenOfFew,
+            Wanted::Token(CandidateCount::Many) => Self::TokenOfMany,
+            Wanted::Token(CandidateCount::All) => Self::TokenOfAll,
             Wanted::Nothing => Self::Nothing,
         }
     }
 }
 
-/// The domain's wanted output of a wire number.
+/// The domain's wanted output for a wire number.
 ///
 /// # Errors
 /// When the number is unknown or stands for nothing.
@@ -93,19 +95,19 @@ pub fn wanted(code: i32) -> Result<Wanted, ConvertError> {
 impl TryFrom<v1::Segment> for Segment {
     type Error = ConvertError;
     fn try_from(segment: v1::Segment) -> Result<Self, ConvertError> {
-        let v1::Segment { slot, past, kept, rows, wanted: code } = segment;
-        Ok(Self { slot, past, kept, rows, wanted: wanted(code)? })
+        let v1::Segment { slot, context_len, cached, rows, wanted: code } = segment;
+        Ok(Self { slot, context_len, cached, rows, wanted: wanted(code)? })
     }
 }
 
 impl From<Segment> for v1::Segment {
     fn from(segment: Segment) -> Self {
-        let Segment { slot, past, kept, rows, wanted } = segment;
-        Self { slot, past, kept, rows, wanted: v1::Wanted::from(wanted).into() }
+        let Segment { slot, context_len, cached, rows, wanted } = segment;
+        Self { slot, context_len, cached, rows, wanted: v1::Wanted::from(wanted).into() }
     }
 }
 
-/// The batch shape of a request of `tokens` tokens; of none, if it is one of images.
+/// The batch shape of a request of `tokens` tokens; `tokens` is 0 if it is one of images.
 ///
 /// # Errors
 /// When a segment or the whole cannot be run.
@@ -122,12 +124,12 @@ pub fn shape(segments: Vec<v1::Segment>, tokens: usize) -> Result<BatchShape, Co
     Ok(BatchShape::new(segments?)?)
 }
 
-/// Values of f32, little endian; bytes beyond whole ones are left out.
+/// The f32 values of little endian bytes; bytes beyond whole values are left out.
 pub fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
 
-/// Values as f32, little endian.
+/// The little endian bytes of f32 values.
 pub fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
@@ -153,7 +155,8 @@ mod tests {
 
     #[test]
     fn shapes_survive_and_bad_ones_do_not() {
-        let segment = Segment { slot: 1, past: 0, kept: false, rows: 3, wanted: Wanted::Hidden };
+        let segment =
+            Segment { slot: 1, context_len: 0, cached: false, rows: 3, wanted: Wanted::Hidden };
         let shape_in = BatchShape::new(vec![segment; 2]).expect("valid");
         assert_eq!(shape(segments(&shape_in), 6), Ok(shape_in.clone()));
         assert!(matches!(shape(segments(&shape_in), 1), Err(ConvertError::Segments { .. })));

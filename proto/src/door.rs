@@ -1,16 +1,15 @@
-//! The door of a server: it accepts TCP, shakes hands, and knows who comes in.
+//! The door of a server: it accepts TCP connections, does the TLS handshake, and knows who each peer is.
 //!
-//! One port serves several protocols, told apart by ALPN: gRPC goes to tonic with the caller's
-//! [`Peer`] attached, everything else to a hook. Whoever has not shown who it is waits in a
-//! [`SharedLobby`], where there is always room for one more; who may come in then, and how many, is said by
-//! [`rules`](fn@rules).
+//! One port serves several protocols, told apart by ALPN: gRPC goes to tonic with the caller's [`Peer`] attached,
+//! everything else to a hook. A connection that has not shown who it is waits in a [`SharedLobby`], where there is
+//! always room for one more; [`rules`](fn@rules) decides who may come in after that, and how many.
 
 mod places;
 mod rules;
 mod sampled;
 mod shared_lobby;
 
-pub use places::{Full, Guest, Lobby, Now, Room, Seats, counted};
+pub use places::{AdmissionLimits, Full, Guest, Lobby, Now, Seats, counted};
 pub use rules::{Rule, rules};
 pub use sampled::Sampled;
 pub use shared_lobby::{Notice, SharedLobby, Stay};
@@ -44,28 +43,29 @@ use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::{Code, Request, Status, transport::server::Connected};
 
-/// Connections that have not shown who they are, at one time. With 500 new ones in each second of one
-/// address, each still has a second.
+/// Connections that have not shown who they are, at one time. With 500 new ones in each second of one address, each
+/// still has a second.
 const HANDSHAKES: usize = 512;
-/// Connections that are let in and wait for whoever serves them.
+/// Connections that are let in and wait until the server takes them.
 const WAITING: usize = 64;
-/// A connection that says nothing for so long is none,
+/// The time in which a connection has to send its first bytes.
 const FIRST_BYTES: Duration = Duration::from_secs(3);
-/// nor is a handshake that takes longer,
+/// The time in which a handshake has to be done.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// nor one that is let in and asks nothing.
+/// The time in which a connection that was let in has to ask for something.
 const FIRST_ASKED: Duration = Duration::from_secs(10);
-/// After an accept that failed (no descriptors left, most likely).
+/// The pause after an accept that failed (no descriptors left, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// The end of a connection that has none: timers go no further.
+/// The remaining time of a connection without an end: timers go no further.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Who is at the other end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// By its certificate; `None` on a plain connection from this machine.
+    /// The name and role in the peer's certificate; `None` on a plain connection from this machine, and where a
+    /// machine joins without a certificate.
     pub identity: Option<(DeviceName, Role)>,
-    /// From where; for messages only.
+    /// The peer's address; for messages only.
     pub address: SocketAddr,
 }
 
@@ -78,10 +78,10 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Takes connections of a protocol that is not gRPC. It must not block.
+/// What takes connections of a protocol that is not gRPC. It must not block.
 pub type Hook = Arc<dyn Fn(Peer, TlsStream<TcpStream>) + Send + Sync>;
 
-/// Connections whose handshake is done: give it to tonic's `serve_with_incoming_shutdown`.
+/// A stream of connections whose handshake is done, for tonic's `serve_with_incoming_shutdown`.
 ///
 /// Dropping it closes the door; handshakes under way are given up.
 pub struct Door {
@@ -90,7 +90,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// Opens the door behind `listener`. Whom it lets in follows from the role of `identity`.
+    /// Opens the door on `listener`. The role of `identity` decides whom it lets in.
     ///
     /// Without an identity connections are plain, and only those from this machine are taken, as clients
     /// of a coordinator.
@@ -123,7 +123,7 @@ impl Door {
         Self { connections, inside }
     }
 
-    /// Who is inside: it outlives the door.
+    /// The connections that were let in; the handle outlives the door.
     pub fn inside(&self) -> Inside {
         self.inside.clone()
     }
@@ -141,10 +141,10 @@ impl Stream for Door {
 pub struct Inside(Arc<Mutex<Within>>);
 
 struct Within {
-    /// A rule, and who has which of its places.
+    /// Each rule, with the places that it gives and who has them.
     places: Vec<(&'static Rule, Seats<Option<DeviceName>>)>,
     next: u64,
-    /// Each connection, and how it is told to end.
+    /// Each connection, with a sender that ends it when dropped.
     connections: HashMap<u64, (Peer, oneshot::Sender<()>)>,
 }
 
@@ -163,9 +163,9 @@ impl Inside {
         self.end(|peer| peer.identity.as_ref().is_some_and(|(name, _)| removed.has(name)));
     }
 
-    /// Ends all connections of those that `who` says, with what is asked over them.
+    /// Ends all connections whose peer `who` returns true for, and the calls over them.
     pub fn end(&self, who: impl Fn(&Peer) -> bool) {
-        // A sender that is dropped says it.
+        // Dropping the sender ends the connection.
         self.within().connections.retain(|_, (peer, _)| !who(peer));
     }
 
@@ -174,8 +174,8 @@ impl Inside {
         alpn.is_some_and(|alpn| within.places.iter().any(|(rule, _)| rule.is(alpn, role)))
     }
 
-    /// A place for `peer`, which speaks gRPC.
-    fn take(&self, peer: &Peer) -> Result<Place, Refused> {
+    /// Takes a place for `peer`, which speaks gRPC.
+    fn take(&self, peer: &Peer) -> Result<ConnectionPermit, Refused> {
         let role = peer.identity.as_ref().map_or(Role::Client, |(_, role)| *role);
         let who = peer.identity.as_ref().map(|(name, _)| name.clone());
         let mut within = self.within();
@@ -186,12 +186,12 @@ impl Inside {
         let number = within.next;
         within.next += 1;
         within.connections.insert(number, (peer.clone(), end));
-        Ok(Place { inside: self.clone(), number, rule, who, told })
+        Ok(ConnectionPermit { inside: self.clone(), number, rule, who, told })
     }
 }
 
 /// A place inside, given back on drop.
-struct Place {
+struct ConnectionPermit {
     inside: Inside,
     number: u64,
     rule: usize,
@@ -199,7 +199,7 @@ struct Place {
     told: oneshot::Receiver<()>,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut within = self.inside.within();
         within.connections.remove(&self.number);
@@ -207,7 +207,7 @@ impl Drop for Place {
     }
 }
 
-/// Why nobody is let in.
+/// Why a connection is not let in.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error("the role {0} is not served here over this protocol")]
@@ -216,11 +216,11 @@ enum Refused {
     Full(#[from] Full),
 }
 
-/// How handshakes are answered, by what a caller wants.
+/// The TLS configs by which handshakes are answered, by the protocol that the caller asks for.
 struct Tls {
-    /// Of those that have a certificate,
+    /// The config for callers with a certificate of the cluster.
     members: Arc<ServerConfig>,
-    /// and of those that join, where somebody may.
+    /// The config for machines that join; none where nobody may.
     joins: Option<Arc<ServerConfig>>,
 }
 
@@ -261,7 +261,7 @@ async fn accept(listener: TcpListener, porter: Arc<Porter>) {
                         shaken = timeout(HANDSHAKE_DEADLINE, porter.shake(stream, address, &stay)) => shaken,
                         () = notice.given() => return,
                     };
-                    // It is known, and stands in nobody's way.
+                    // The peer is known, and stands in nobody's way.
                     drop(stay);
                     match shaken {
                         Ok(Ok(shaken)) => porter.let_in(shaken).await,
@@ -282,12 +282,12 @@ async fn accept(listener: TcpListener, porter: Arc<Porter>) {
 struct Shaken {
     peer: Peer,
     stream: Inner,
-    /// When its certificate ends.
+    /// The time until the peer's certificate ends.
     left: Duration,
 }
 
 impl Porter {
-    /// Shakes hands, once something came.
+    /// Does the handshake, once the first bytes have come.
     async fn shake(
         &self,
         stream: TcpStream,
@@ -319,7 +319,7 @@ impl Porter {
         Ok(Shaken { peer, stream: Inner::Tls(Box::new(stream)), left })
     }
 
-    /// Lets in who may come in: by role and protocol.
+    /// Lets in the peer if its role and protocol allow it.
     async fn let_in(&self, Shaken { peer, stream, left }: Shaken) {
         let alpn = match &stream {
             Inner::Tls(stream) => stream.get_ref().1.alpn_protocol(),
@@ -343,7 +343,7 @@ impl Porter {
         match self.inside.take(&peer) {
             // A closed channel is a closed door.
             Ok(place) => {
-                // Whoever was removed since its handshake: later ones are told, for it has its place now.
+                // The peer may have been removed since its handshake. Now it has a place: later removals find it.
                 self.inside.end_removed(&self.denied.now());
                 drop(self.sender.send(Connection::new(peer, stream, left, place)).await);
             }
@@ -351,7 +351,7 @@ impl Porter {
         }
     }
 
-    /// Says that somebody was refused: of many, of some.
+    /// Logs that a connection was refused: of many, only some.
     fn refuse(&self, who: &dyn fmt::Display, why: &dyn fmt::Display) {
         if let Some(left_out) = self.refusals.take() {
             tracing::warn!(%who, %why, left_out, "refused a connection");
@@ -376,17 +376,17 @@ pub struct Connection {
     ends: Pin<Box<Sleep>>,
     /// When its peer's certificate ends, until something was asked.
     unasked: Option<Instant>,
-    place: Place,
+    place: ConnectionPermit,
 }
 
 impl Connection {
-    fn new(peer: Peer, stream: Inner, left: Duration, place: Place) -> Self {
+    fn new(peer: Peer, stream: Inner, left: Duration, place: ConnectionPermit) -> Self {
         let now = Instant::now();
         let ends = Box::pin(sleep_until(now + left.min(FIRST_ASKED)));
         Self { peer, stream, ends, unasked: Some(now + left), place }
     }
 
-    /// Whether it has to end.
+    /// Whether the connection has to end.
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
         self.ends.as_mut().poll(cx).is_ready() || Pin::new(&mut self.place.told).poll(cx).is_ready()
     }

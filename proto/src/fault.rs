@@ -6,24 +6,24 @@ use prost::Message;
 use std::fmt;
 use tonic::{Code, Status};
 
-/// Characters of a message: ours have some hundred.
+/// The most characters of a message: ours have some hundred.
 const MAX_MESSAGE: usize = 4000;
-/// Characters of a code, and of a device's name.
+/// The most characters of a code, and of a device's name.
 const MAX_NAME: usize = 64;
 
-/// What tonic says of an answer without a message: its connection was closed.
+/// The message that tonic gives an answer without one: its connection was closed.
 const NO_MESSAGE: &str = "Missing response message.";
 
 /// What went wrong at the other side, in a form that a program can branch on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Stable, in snake case.
+    /// A stable name in snake case.
     pub code: String,
-    /// For a person.
+    /// The message for people.
     pub message: String,
     /// Whether the same call may succeed later.
     pub retryable: bool,
-    /// Whose fault it is, if a device's; else empty.
+    /// The name of the device whose fault it is; empty if it is no device's.
     pub device: String,
 }
 
@@ -42,7 +42,7 @@ impl Fault {
     pub fn new(code: &str, message: impl Into<String>, retryable: bool) -> Self {
         Self { code: code.to_owned(), message: message.into(), retryable, device: String::new() }
     }
-    /// The same, of a device.
+    /// The same fault, as that of a device.
     #[must_use]
     pub fn of(mut self, device: impl fmt::Display) -> Self {
         self.device = device.to_string();
@@ -57,8 +57,8 @@ pub fn to_status(code: Code, fault: Fault) -> Status {
     Status::with_details(code, message, wire.encode_to_vec().into())
 }
 
-/// Reads the fault of a status, as it may be shown and kept: whoever sent it may have put anything into it, and
-/// as much of it as it liked. One without details becomes a fault named after its gRPC code.
+/// Reads the fault of a status, made safe to show and keep: whoever sent it may have put anything into it, and as
+/// much as it liked. A status without details becomes a fault named after its gRPC code.
 pub fn from_status(status: &Status) -> Fault {
     if !status.details().is_empty()
         && let Ok(fault) = v1::Fault::decode(status.details())

@@ -23,21 +23,22 @@ use rustls::{
 };
 use std::{fmt, io, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-/// What the holder of a certificate may do.
+/// The role in a certificate: what its holder may do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Role {
-    /// Serves control to coordinators, and joins rings.
+    /// A worker: serves control to coordinators, and joins rings.
     Device,
-    /// Controls devices, serves clients.
+    /// A coordinator: controls devices, serves clients.
     Coordinator,
-    /// Asks coordinators.
+    /// A client: sends requests to coordinators.
     Client,
-    /// Asks coordinators as a client does, and says which devices belong to the cluster.
+    /// An administrator: sends requests as a client does, and decides which devices belong to the
+    /// cluster.
     Admin,
 }
 
 impl Role {
-    /// Whether who has this role may call what `role` may call.
+    /// Whether a holder of this role may make the calls that `role` may make.
     pub fn acts_as(self, role: Self) -> bool {
         self == role || (self, role) == (Self::Admin, Self::Client)
     }
@@ -103,21 +104,21 @@ impl fmt::Display for Moment {
     }
 }
 
-/// What is wrong with an identity or an authority.
+/// Why an identity or an authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file that cannot be read or written.
     #[error("cannot use {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file that was tried.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// A file that is there and must not be replaced.
     #[error("{} exists already: keep it, or choose another directory", path.display())]
     Exists {
-        /// Which.
+        /// The file that exists.
         path: PathBuf,
     },
     /// A folder or file that others may use as well, or that is no file.
@@ -126,21 +127,21 @@ pub enum IdentityError {
     /// A file that holds something else.
     #[error("{} holds no {what} in PEM form", path.display())]
     Pem {
-        /// Which.
+        /// The file that was read.
         path: PathBuf,
-        /// What it should hold.
+        /// What it should hold, for the message.
         what: &'static str,
     },
-    /// A role that is none.
+    /// Text that names no role.
     #[error("{text:?} is not a role: known are device, coordinator, client, admin")]
     Role {
-        /// What was given.
+        /// The text that was given.
         text: String,
     },
-    /// A name that is none.
+    /// A name that is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A certificate without a name of ours.
+    /// A certificate without a name of the form NAME.ROLE.galaxy.
     #[error("the certificate carries no name of the form NAME.ROLE.galaxy")]
     Nameless,
     /// A certificate that is not valid any more.
@@ -149,11 +150,11 @@ pub enum IdentityError {
          is the clock right? If it is, issue a new certificate"
     )]
     Expired {
-        /// The name in it.
+        /// The name in the certificate.
         whose: String,
-        /// End of validity.
+        /// The end of its validity.
         until: Moment,
-        /// Our clock.
+        /// The time by the clock of this machine.
         now: Moment,
     },
     /// A certificate that is not valid yet.
@@ -162,47 +163,47 @@ pub enum IdentityError {
          {now}: is the clock of this machine right, and that of the one that issued it?"
     )]
     NotYetValid {
-        /// The name in it.
+        /// The name in the certificate.
         whose: String,
-        /// Begin of validity.
+        /// The begin of its validity.
         from: Moment,
-        /// Our clock.
+        /// The time by the clock of this machine.
         now: Moment,
     },
     /// A certificate that another authority issued.
     #[error("{} was not issued by the authority in {}", certificate.display(), authority.display())]
     Foreign {
-        /// The certificate.
+        /// The file of the certificate.
         certificate: PathBuf,
-        /// The authority.
+        /// The file of the authority's certificate.
         authority: PathBuf,
     },
-    /// A key that does not fit its certificate, or what else the TLS library finds.
+    /// A key that does not fit its certificate, or another error of the TLS library.
     #[error("{} and its key cannot be used: {source}", path.display())]
     Unusable {
-        /// The certificate.
+        /// The file of the certificate.
         path: PathBuf,
-        /// Why.
+        /// The error of the TLS library.
         source: rustls::Error,
     },
-    /// Certificates cannot be made.
+    /// A certificate or a key that cannot be created.
     #[cfg(feature = "members")]
     #[error("a certificate could not be made: {source}")]
     Make {
-        /// Why.
+        /// The error of the library that creates certificates.
         #[from]
         source: rcgen::Error,
     },
-    /// A certificate of an authority that is none.
+    /// A file that holds no certificate of an authority.
     #[error("{} holds no certificate of an authority", path.display())]
     Authority {
-        /// Which.
+        /// The file that was read.
         path: PathBuf,
     },
-    /// A validity that no calendar has.
+    /// A validity that goes beyond the calendar.
     #[error("a certificate cannot be valid for {days} days")]
     Days {
-        /// What was asked for.
+        /// The number of days that were asked for.
         days: u32,
     },
 }
@@ -217,21 +218,21 @@ impl From<PrivateError> for IdentityError {
     }
 }
 
-/// The name under which a peer is verified.
+/// The name by which a peer's certificate is verified.
 pub fn server_name(name: &DeviceName, role: Role) -> ServerName<'static> {
     ServerName::try_from(dns_name(name, role)).expect(
         "a device name is one DNS label of at most 48 bytes, so with a role it is a DNS name",
     )
 }
 
-/// SHA-256 of a SubjectPublicKeyInfo: what keys are known by.
+/// The SHA-256 of a SubjectPublicKeyInfo, by which keys are known.
 pub(crate) fn fingerprint(info: &[u8]) -> [u8; 32] {
     let mut out = [0; 32];
     out.copy_from_slice(digest(&SHA256, info).as_ref());
     out
 }
 
-/// The DNS name of a certificate.
+/// The DNS name that a certificate carries.
 pub(crate) fn dns_name(name: &DeviceName, role: Role) -> String {
     format!("{name}.{role}.galaxy")
 }
@@ -250,7 +251,7 @@ pub fn peer(certificates: &[CertificateDer<'_>]) -> Result<(DeviceName, Role), I
 /// How long a verified peer's certificate is still valid, by the clock of this machine.
 pub fn time_left(certificates: &[CertificateDer<'_>]) -> Option<Duration> {
     let certificate = webpki::EndEntityCert::try_from(certificates.first()?).ok()?;
-    // It says until when it was valid if it is asked at the end of time.
+    // At the end of time it has expired, and the error says when.
     let verdict = certificate.verify_for_usage(
         provider().signature_verification_algorithms.all,
         &[],

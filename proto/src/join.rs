@@ -14,7 +14,7 @@
 //! proof.rs    what both sides prove            dial.rs   the thin shell of sockets around guest and facts
 //! ```
 //!
-//! The coordinator's side is [`Asked::check`], and what it keeps: `galaxy_coord::registry`.
+//! The coordinator's side is [`VerifiedJoin::check`], and what it keeps: `galaxy_coord::registry`.
 
 mod dial;
 mod facts;
@@ -32,8 +32,8 @@ pub use facts::{Attempt, Facts, MAX_ADDRESSES, local_addresses};
 pub use guest::{Granted, Guest, JoinError, Step};
 pub use home::{Contact, home, identity_in};
 pub use line::{InvitationId, Line, LineError, NoRandomness, Pin, Secret};
-pub use message::{Ask, Grant, Greeting, MAX_BYTES, Malformed, Message, Refusal};
-pub use proof::{AskError, Asked, Binding, EXPORTER, Proof};
+pub use message::{Grant, Greeting, JoinRequest, MAX_BYTES, Malformed, Message, Refusal};
+pub use proof::{AskError, Binding, EXPORTER, Proof, VerifiedJoin};
 pub use request::{PublicKey, Request, RequestError};
 pub use vet::{VetError, Vetted, vet};
 pub use wire::{WireError, receive, send};

@@ -17,7 +17,7 @@ pub mod v1 {
 
 /// The protocol that this build speaks. Coordinator and workers must speak the same.
 pub const PROTOCOL: u32 = 15;
-/// Between two signs of life of a text that waits.
+/// Between two signs of life of a sequence that waits for the cluster or for room.
 pub const WAITING: std::time::Duration = std::time::Duration::from_secs(2);
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -25,11 +25,11 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub const COMMIT: &str = env!("GALAXY_COMMIT");
 /// The largest gRPC message that either side takes; larger results travel in pieces.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
-/// ALPN of gRPC.
+/// The ALPN of gRPC.
 pub const ALPN_CONTROL: &[u8] = b"h2";
-/// ALPN of ring links.
+/// The ALPN of ring links.
 pub const ALPN_RING: &[u8] = b"galaxy-ring/1";
-/// ALPN of who joins a cluster: the one protocol that is spoken without a certificate.
+/// The ALPN of machines that join a cluster: the one protocol that is spoken without a certificate.
 pub const ALPN_JOIN: &[u8] = b"galaxy-join/1";
 
 /// What `--version` prints: version, commit and protocol.

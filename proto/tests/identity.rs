@@ -1,4 +1,4 @@
-//! Who gets through a door, and what the others are told.
+//! Who gets through a door, and which errors the others get.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::DeviceName;

@@ -1,4 +1,4 @@
-//! Joining: clocks that are wrong, messages out of turn, and connections of who is removed.
+//! Joining: clocks that are wrong, messages out of turn, and connections of members that are removed.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use galaxy_common::DeviceName;

@@ -9,12 +9,12 @@ use crate::network::{CONGESTION, Link, Network, batch, configured, inside, names
 use anyhow::Result;
 use std::fs;
 
-/// The address of both routers as devices see them: none of theirs.
+/// The address of both routers as devices see them; no device has it.
 const ROUTER: &str = "10.201.79.1";
-/// Ends of the shaped link.
+/// The addresses of the shaped link's two ends.
 const AIR: [&str; 2] = ["10.201.80.1", "10.201.80.2"];
 
-/// Devices on shared air. Dropping it removes them, and ends their processes.
+/// Devices on shared air. Dropping the value removes them, and ends their processes.
 #[derive(Debug)]
 pub struct Air {
     testbed: String,

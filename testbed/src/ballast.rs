@@ -15,7 +15,7 @@ use std::process::{Child, Stdio};
 pub struct Ballast(Child);
 
 impl Ballast {
-    /// Starts it on the core of the device's kernels.
+    /// Starts the ballast on the core of the device's kernels.
     ///
     /// # Errors
     /// When it does not start.
@@ -35,7 +35,7 @@ impl Drop for Ballast {
     }
 }
 
-/// The process: never ends by itself.
+/// Runs the ballast's process, which never ends by itself.
 pub fn run() -> ! {
     loop {
         std::hint::spin_loop();

@@ -11,8 +11,8 @@
 //! lost; what the schedule loses against the bound, the order of the operations does.
 
 use crate::{
+    driver::Observation,
     record::{Bound, Cell},
-    stage::Observation,
 };
 use anyhow::{Context, Result};
 use galaxy_common::Strategy;
@@ -23,18 +23,18 @@ use galaxy_graph::{
 };
 use std::collections::BTreeMap;
 
-/// The slowest device's compute, and the busiest cable.
+/// The names of a bound's two parts: the slowest device's compute, and the busiest cable's time, both in ms.
 const COMPUTE: &str = "compute_ms";
 const WIRE: &str = "wire_ms";
 
 /// What one cell's runs say about how fast it could be.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
-    /// Compute of each run and each device, ms.
+pub struct CellBound {
+    /// Compute of each run and of each device in it, by rank, in ms.
     compute: Vec<Vec<f64>>,
-    /// The busiest cable, ms.
+    /// The time of the busiest cable, in ms.
     wire: f64,
-    /// The schedule, ms.
+    /// The time that the schedule takes, in ms.
     schedule: f64,
 }
 
@@ -42,18 +42,18 @@ pub struct Seen {
 pub struct Learner {
     rates: Vec<f64>,
     costs: Observed,
-    seen: Seen,
+    seen: CellBound,
 }
 
 impl Learner {
-    /// For devices on these cables, by rank: bytes per second of each.
+    /// A learner for devices on cables of these `rates`, in bytes per second, by rank.
     pub fn new(rates: &[f64]) -> Self {
         let cable = |&rate: &f64| LinkRate { latency: 0, rate, window: u64::MAX, burst: 0 };
         let costs = Observed::new(rates.iter().map(cable).collect());
-        Self { rates: rates.to_vec(), costs, seen: Seen::default() }
+        Self { rates: rates.to_vec(), costs, seen: CellBound::default() }
     }
 
-    /// Learns from one run.
+    /// Learns costs from one run.
     ///
     /// # Errors
     /// When the programs do not simulate; programs that ran do.
@@ -67,15 +67,15 @@ impl Learner {
         Ok(())
     }
 
-    /// What was seen.
-    pub fn seen(&self) -> Seen {
+    /// What the runs have shown so far.
+    pub fn seen(&self) -> CellBound {
         self.seen.clone()
     }
 }
 
-impl Seen {
-    /// Mean compute of the slowest device over the runs, ms. The mean, because a quota's pauses
-    /// fall into a run where they fall.
+impl CellBound {
+    /// Mean compute of the slowest device over the runs, in ms. It is the mean because the pauses of a quota
+    /// fall into a run by chance.
     pub fn compute(&self) -> f64 {
         let devices = self.compute.first().map_or(0, Vec::len);
         let mean = |i: usize| {
@@ -85,7 +85,7 @@ impl Seen {
     }
 }
 
-/// How long each device of a run computed, ms.
+/// The time for which each device of a run computed, by rank, in ms.
 fn compute(observation: &Observation) -> Vec<f64> {
     let pairs = observation.programs.iter().zip(&observation.timelines);
     let busy = |(program, timeline): (_, &Timeline)| {
@@ -95,7 +95,8 @@ fn compute(observation: &Observation) -> Vec<f64> {
     pairs.map(busy).collect()
 }
 
-/// How long the busiest cable of a run is busy, ms. Bytes per second of each device's cable, by rank.
+/// How long the busiest cable of a run is busy, in ms. `rates` are bytes per second of each device's cable,
+/// by rank.
 fn wire(observation: &Observation, rates: &[f64]) -> f64 {
     let of = |(program, rate): (_, &f64)| {
         let (sent, received) = traffic(program);
@@ -104,13 +105,13 @@ fn wire(observation: &Observation, rates: &[f64]) -> f64 {
     observation.programs.iter().zip(rates).map(of).fold(0.0, f64::max)
 }
 
-/// What the bound of a plan of `auto` is made of, by one run: values of its sample.
+/// The parts of the bound of a plan of `auto`, by one run: values of its sample, in ms.
 pub fn parts(observation: &Observation, rates: &[f64]) -> BTreeMap<String, f64> {
     let slowest = compute(observation).into_iter().fold(0.0, f64::max);
     BTreeMap::from([(COMPUTE.to_owned(), slowest), (WIRE.to_owned(), wire(observation, rates))])
 }
 
-/// The bound of a plan of `auto`, by those samples that count and have [`parts`].
+/// The bound of a plan of `auto`, by the samples that count and have [`parts`]; none where there are none.
 pub fn of(cell: &Cell) -> Option<Bound> {
     let compute = cell.values(COMPUTE);
     let mean = compute.iter().sum::<f64>() / compute.len() as f64;
@@ -119,10 +120,10 @@ pub fn of(cell: &Cell) -> Option<Bound> {
     Some(Bound { ms: with(Strategy::Auto, mean, wire), parts })
 }
 
-/// The bound of a strategy, and what it is made of, in ms.
+/// The bound of a strategy in ms, and its parts.
 ///
-/// `least` is the least compute that any strategy with the same split needed.
-pub fn bound(strategy: Strategy, seen: &Seen, least: f64) -> (f64, BTreeMap<String, f64>) {
+/// `least` is the least compute that any strategy with the same split needed, in ms.
+pub fn bound(strategy: Strategy, seen: &CellBound, least: f64) -> (f64, BTreeMap<String, f64>) {
     let (compute, wire) = (seen.compute(), seen.wire);
     let parts = [
         (COMPUTE, compute),
@@ -134,7 +135,7 @@ pub fn bound(strategy: Strategy, seen: &Seen, least: f64) -> (f64, BTreeMap<Stri
     (bound, parts.into_iter().map(|(name, ms)| (name.to_owned(), ms)).collect())
 }
 
-/// What compute and wire make together.
+/// The time of compute and wire together: the larger of both where they overlap, else the sum.
 fn with(strategy: Strategy, compute: f64, wire: f64) -> f64 {
     match strategy {
         // The parts of a batch follow each other through a pipeline; what `auto` chose may overlap.
@@ -145,7 +146,7 @@ fn with(strategy: Strategy, compute: f64, wire: f64) -> f64 {
     }
 }
 
-/// Where one run's latency went on its slowest device, in ms.
+/// The parts of one run's latency on its slowest device, in ms.
 ///
 /// # Errors
 /// When there are no devices.
@@ -182,8 +183,11 @@ mod tests {
 
     #[test]
     fn only_a_strategy_that_overlaps_hides_its_wire() {
-        let seen =
-            Seen { compute: vec![vec![90.0, 100.0], vec![90.0, 120.0]], wire: 50.0, schedule: 0.0 };
+        let seen = CellBound {
+            compute: vec![vec![90.0, 100.0], vec![90.0, 120.0]],
+            wire: 50.0,
+            schedule: 0.0,
+        };
         let ms = |strategy, least| {
             let (bound, parts) = bound(strategy, &seen, least);
             (bound, parts["strict_ms"])
@@ -210,7 +214,7 @@ mod tests {
             BTreeMap::from([(COMPUTE.to_owned(), compute), (WIRE.to_owned(), wire)])
         };
         assert_eq!(of(&cell), None);
-        // Before samples had them.
+        // A sample from before samples had parts.
         cell.add(BTreeMap::from([("latency_ms".to_owned(), 400.0)]), Verdict::Valid);
         assert_eq!(of(&cell), None);
         cell.add(values(900.0, 50.0), Verdict::Invalid { reasons: vec!["busy".to_owned()] });

@@ -19,7 +19,7 @@ use galaxy_common::{
     BatchShape, Bytes, Cache, DeviceName, Pooling, Spread, Strategy, Wanted, WireType,
 };
 use galaxy_engine::local::LocalCluster;
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::{ModelDir, ModelSpec};
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
@@ -33,51 +33,51 @@ use std::{
 
 /// Tokens of the calibrating batch: the average of the paper's texts (Galaxy, §IV-A).
 const TOKENS: u32 = 284;
-/// How far a device's speed may be from what was asked.
+/// The furthest that a device's speed may be from what was asked, as a share of it.
 const TOLERANCE: f64 = 0.01;
-/// How often quotas are mended.
+/// The most rounds in which quotas are mended.
 const ROUNDS: usize = 8;
-/// How far it may be when it was right some minutes ago.
+/// The furthest that the speed may be off, as a share, when it was right some minutes ago.
 const STILL: f64 = 0.05;
-/// How far the best round may be off in the end for measurements to count: on a machine that others
-/// share, the speed of a core itself moves by a few percent from one second to the next. Results show
-/// what was reached.
+/// The furthest that the best round may be off in the end, as a share, for measurements to count: on a
+/// machine that others share, the speed of a core itself moves by a few percent from one second to the next.
+/// Results show what was reached.
 const BOUND: f64 = 0.1;
 /// How long each measurement takes: hundreds of a quota's periods.
 const WINDOW: Duration = Duration::from_millis(2500);
-/// How much of a core quotas may promise. The rest is for links, the testbed, and the machine.
+/// The share of a core that quotas may promise. The rest is for links, the testbed, and the machine.
 const PROMISED: f64 = 0.9;
 
-/// What was found.
+/// The result of a calibration.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Calibration {
-    /// How much faster than what they stand for.
+    /// How much faster the emulation is than the devices that it stands for.
     pub scale: Scale,
-    /// Speed of whole cores, all busy, in GFLOP/s.
+    /// The speed of each whole core, while all are busy, in GFLOP/s.
     pub cores: Vec<f64>,
-    /// The devices.
+    /// The devices, as they were calibrated.
     pub devices: Vec<Calibrated>,
 }
 
-/// One device.
+/// One device, as it was calibrated.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Calibrated {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// The core that its kernels run on.
+    /// The core that the device's kernels run on.
     pub core: usize,
-    /// The speed asked for, in GFLOP/s.
-    pub asked: Option<f64>,
-    /// The share of the core that it gets while it computes; none: all of it.
+    /// The speed asked for, in GFLOP/s; none where the device has no speed of its own.
+    pub wanted_share: Option<f64>,
+    /// The share of the core that it gets while it computes; none where it has all of it.
     pub quota: Option<f64>,
-    /// What the gate or the kernel was told for that share: gates take a while to open.
-    pub told: Option<f64>,
-    /// Its speed under that share, all devices busy, in GFLOP/s.
+    /// The share that the gate or the kernel is set to for that quota: gates take a while to open.
+    pub set_share: Option<f64>,
+    /// Its speed under that share while all devices are busy, in GFLOP/s.
     pub measured: Option<f64>,
 }
 
 impl Calibration {
-    /// Devices without quotas, spread over the cores.
+    /// A calibration of devices without quotas, spread over the cores.
     pub fn none(environment: &Environment) -> Self {
         let speeds: Vec<Option<f64>> = environment
             .devices
@@ -90,17 +90,18 @@ impl Calibration {
         let devices = devices.map(|((device, asked), core)| Calibrated {
             name: device.name.to_string(),
             core,
-            asked,
+            wanted_share: asked,
             quota: None,
-            told: None,
+            set_share: None,
             measured: None,
         });
         Self { scale: environment.scale, cores: Vec::new(), devices: devices.collect() }
     }
 
-    /// How far the speed of the worst device is from what was asked, over what was asked.
+    /// The furthest that a device's speed is from what was asked, as a share of what was asked.
     fn off(&self) -> f64 {
-        let each = self.devices.iter().filter_map(|d| Some((d.measured? / d.asked? - 1.0).abs()));
+        let each =
+            self.devices.iter().filter_map(|d| Some((d.measured? / d.wanted_share? - 1.0).abs()));
         each.fold(0.0, f64::max)
     }
 
@@ -115,15 +116,15 @@ impl Calibration {
         cache: &Path,
         tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
     ) -> Result<()> {
-        if self.devices.iter().all(|d| d.asked.is_none()) {
+        if self.devices.iter().all(|d| d.wanted_share.is_none()) {
             return Ok(());
         }
         self.settle(testbed, &model(cache)?, STILL, tell)?;
         self.check()
     }
 
-    /// Measures all devices at once under their shares, and mends these until every device is as fast
-    /// as asked, within this tolerance. What came nearest is kept.
+    /// Measures all devices at once under their shares, and mends these until every device is as fast as
+    /// asked, within `tolerance`. The round that came nearest is kept.
     fn settle(
         &mut self,
         testbed: &str,
@@ -132,8 +133,8 @@ impl Calibration {
         tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
     ) -> Result<()> {
         let mut best = self.clone();
-        // What a device should have been told, and what it got over what it was told, by each round:
-        // cores change their speed by themselves, so no round alone is to be trusted.
+        // The setting that a device should have had, and what it got over its setting, by each round: cores
+        // change their speed by themselves, so no round alone is to be trusted.
         let mut wanted = vec![Vec::new(); self.devices.len()];
         let mut received = vec![Vec::new(); self.devices.len()];
         for round in 1..=ROUNDS {
@@ -154,7 +155,7 @@ impl Calibration {
             eprintln!("calibrating {testbed}: round {round}, at most {:.1}% off", worst * 100.0);
             for ((device, speed), received) in self.devices.iter().zip(&measured).zip(&mut received)
             {
-                received.push(speed.wall / speed.processor / device.told.unwrap_or(1.0));
+                received.push(speed.wall / speed.processor / device.set_share.unwrap_or(1.0));
             }
             if round == 1 || worst < best.off() {
                 best = self.clone();
@@ -164,23 +165,26 @@ impl Calibration {
             }
             for ((device, speed), wanted) in self.devices.iter_mut().zip(&measured).zip(&mut wanted)
             {
-                let Some((told, asked)) = device.told.zip(device.asked) else { continue };
+                let Some((told, asked)) = device.set_share.zip(device.wanted_share) else {
+                    continue;
+                };
                 wanted.push(told * asked / speed.wall);
-                device.told = Some(Spread::of(wanted).median.min(1.0));
+                device.set_share = Some(Spread::of(wanted).median.min(1.0));
             }
         }
         if best.off() > tolerance {
             tell(&best.devices)?;
         }
         for (device, received) in best.devices.iter_mut().zip(&received) {
-            // What it gets of its core; from now on it must get as much.
-            device.quota = device.told.map(|told| (told * Spread::of(received).median).min(1.0));
+            // The share that it gets of its core; from now on it must get as much.
+            device.quota =
+                device.set_share.map(|told| (told * Spread::of(received).median).min(1.0));
         }
         *self = best;
         Ok(())
     }
 
-    /// Whether what is measured on these devices may count.
+    /// Checks that what is measured on these devices may count.
     fn check(&self) -> Result<()> {
         ensure!(
             self.off() <= BOUND,
@@ -192,7 +196,7 @@ impl Calibration {
     }
 }
 
-/// A testbed for measurements that count.
+/// The testbed, for measurements that count.
 ///
 /// # Errors
 /// When a device is too far from its speed.
@@ -216,7 +220,7 @@ fn spread(speeds: &[Option<f64>], cores: usize) -> Vec<usize> {
     places
 }
 
-/// Finds the quotas of a testbed that is up, and has `tell` set them.
+/// Finds the quotas of a testbed that is up, and sets them through `tell`.
 ///
 /// # Errors
 /// When the environment asks for more than this machine has, or a measurement fails.
@@ -227,7 +231,7 @@ pub fn calibrate(
     tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
 ) -> Result<Calibration> {
     let mut found = Calibration::none(environment);
-    if found.devices.iter().all(|d| d.asked.is_none()) {
+    if found.devices.iter().all(|d| d.wanted_share.is_none()) {
         return Ok(found);
     }
     let model = model(cache)?;
@@ -242,7 +246,7 @@ pub fn calibrate(
     found.cores = whole.iter().map(|speed| speed.processor).collect();
     for core in 0..cores {
         let promised = found.devices.iter().filter(|d| d.core == core);
-        let promised = promised.filter_map(|d| d.asked).sum::<f64>() / found.cores[core];
+        let promised = promised.filter_map(|d| d.wanted_share).sum::<f64>() / found.cores[core];
         ensure!(
             promised <= PROMISED,
             "environment {} asks core {core} for {:.0}% of its {:.0} GFLOP/s, and at most {:.0}% can be promised: lower scale.speed to {:.2} or less",
@@ -254,8 +258,8 @@ pub fn calibrate(
         );
     }
     for device in &mut found.devices {
-        device.quota = device.asked.map(|asked| asked / found.cores[device.core]);
-        device.told = device.quota;
+        device.quota = device.wanted_share.map(|asked| asked / found.cores[device.core]);
+        device.set_share = device.quota;
     }
     found.settle(testbed, &model, TOLERANCE, tell)?;
     if let Err(error) = found.check() {
@@ -264,7 +268,7 @@ pub fn calibrate(
     Ok(found)
 }
 
-/// Sets the shares of devices: by gates where the kernel can stop single groups, else by its quotas.
+/// Sets the shares of devices: by gates where the kernel can freeze single groups, else by its quotas.
 pub(crate) fn tell(
     testbed: &str,
     turn: Duration,
@@ -273,7 +277,7 @@ pub(crate) fn tell(
 ) -> Result<()> {
     let mut gates = Vec::new();
     for device in devices {
-        let (Some(share), group) = (device.told, Group::open(testbed, &device.name)?) else {
+        let (Some(share), group) = (device.set_share, Group::open(testbed, &device.name)?) else {
             continue;
         };
         match group.gate() {
@@ -293,7 +297,7 @@ pub(crate) fn tell(
     Ok(())
 }
 
-/// The layer that is timed.
+/// The directory of the model of one layer that is timed.
 fn model(cache: &Path) -> Result<PathBuf> {
     Ok(models::bert(cache, "calibration", 1, 1024, 16)?.canonicalize()?)
 }
@@ -302,12 +306,12 @@ fn me() -> Result<PathBuf> {
     Ok(std::env::current_exe()?)
 }
 
-/// How fast the calibrating batch ran, in GFLOP/s.
+/// The speed at which the calibrating batch ran, in GFLOP/s.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Speed {
-    /// By the clock on the wall.
+    /// The speed by wall-clock time.
     wall: f64,
-    /// By processor time: what a core to itself would give.
+    /// The speed by processor time: what a core to itself would give.
     processor: f64,
 }
 
@@ -342,12 +346,12 @@ fn speeds(commands: Vec<(Command, Option<Group>)>, model: &Path) -> Result<Vec<S
     results.collect()
 }
 
-/// Operations of 32-bit floats that a batch of one text takes in the layers: products and attention.
+/// The floating-point operations that a batch of one text takes in the layers: matrix products and attention.
 pub fn flops(spec: &ModelSpec, tokens: u32) -> f64 {
     let (rows, hidden) = (f64::from(tokens), f64::from(spec.hidden));
     let attention = f64::from(spec.heads * spec.head_width);
     let keys = f64::from(2 * spec.kv_heads * spec.head_width);
-    let inner = f64::from(spec.inner) * if spec.gated { 3.0 } else { 2.0 };
+    let inner = f64::from(spec.intermediate) * if spec.gated { 3.0 } else { 2.0 };
     let products = 2.0 * rows * hidden * (2.0 * attention + keys + inner);
     f64::from(spec.layers) * (products + 4.0 * rows * rows * attention)
 }
@@ -358,7 +362,7 @@ pub fn flops(spec: &ModelSpec, tokens: u32) -> f64 {
 /// When the model cannot be read.
 pub fn speed(model: &Path, window: Duration) -> Result<()> {
     let dir = Arc::new(ModelDir::open(model)?);
-    let terms = Terms {
+    let terms = PlanOptions {
         model: dir.name(),
         fingerprint: dir.fingerprint(),
         formats: dir.formats(),

@@ -15,7 +15,7 @@ use crate::{environment::check_name, inside};
 use anyhow::{Context, Result, bail, ensure};
 use files::{entry, hand_on, make_group, number, processes_below, remove_groups, text, write};
 use galaxy_common::Bytes;
-use hierarchies::{NO_ACCOUNTS, NO_CPU, NO_DISK, NO_MEMORY, Place, Version};
+use hierarchies::{ControllerPath, NO_ACCOUNTS, NO_CPU, NO_DISK, NO_MEMORY, Version};
 use std::{
     collections::BTreeSet,
     fs,
@@ -34,9 +34,9 @@ const SLICE_US: f64 = 1000.0;
 const SHORTEST_PERIOD_US: f64 = 2000.0;
 /// The smallest quota: the longest period of the kernel is 1 s.
 const LEAST_QUOTA: f64 = SLICE_US / 1e6;
-/// What a testbed weighs against any one other process where both want a core, as a factor: enough
-/// that quotas are kept beside compilers and browsers. Beside two compilers on two cores a quota of
-/// 0.75 gave 0.2 to 0.5 of a core without it, and with it 0.7495 to 0.7505.
+/// The weight of a testbed against any one other process where both want a core, as a factor: enough that
+/// quotas are kept beside compilers and browsers. Beside two compilers on two cores a quota of 0.75 gave 0.2
+/// to 0.5 of a core without it, and with it 0.7495 to 0.7505.
 ///
 /// What must not wait for devices, like the coordinator, belongs in a group of its own without
 /// limits: on a core with three devices of 0.3, one in a hundred wakes came 7.8 ms late outside of
@@ -44,30 +44,31 @@ const LEAST_QUOTA: f64 = SLICE_US / 1e6;
 const WEIGHT: u32 = 100;
 /// How long killed processes may take to be gone, and their groups with them.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at a group that still holds something: the kernel does not tell.
+/// The time between two looks at a group that still holds something, of which the kernel does not report the
+/// end.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What a device may take. What is `None` is not limited.
+/// The limits of a device. A field that is `None` limits nothing.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Limits {
-    /// Share of one core.
+    /// The share of one core that the threads under the quota get together.
     pub quota: Option<f64>,
-    /// Memory of all its processes, page cache among it.
+    /// The most memory of all its processes together, page cache included.
     pub memory: Option<Bytes>,
-    /// What it reads from a disk.
+    /// The rate at which it reads from a disk.
     pub disk: Option<DiskLimit>,
 }
 
 /// How fast a device reads from a disk.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DiskLimit {
-    /// Any path on that disk.
+    /// Any path on the disk.
     pub holding: PathBuf,
-    /// Bytes of each second.
+    /// The most bytes that are read in each second.
     pub rate: Bytes,
 }
 
-/// What a device took since its group was made.
+/// The resources that a device has used since its group was created.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
 pub struct Usage {
     /// Processor time under the quota, in nanoseconds.
@@ -76,16 +77,16 @@ pub struct Usage {
     pub total_ns: u64,
     /// Periods of the quota in which something ran.
     pub periods: u64,
-    /// Those of them in which the quota ran out.
+    /// The periods among them in which the quota ran out.
     pub throttled: u64,
-    /// Most memory that it held at once; `None` where the kernel does not keep it.
+    /// The most memory that it held at once; `None` where the kernel keeps no such count.
     pub memory_peak: Option<Bytes>,
-    /// Processes killed for going above the memory limit.
+    /// The processes that were killed for exceeding the memory limit.
     pub oom_kills: u64,
 }
 
 impl Hierarchies {
-    /// What is missing for the limits of a testbed. Looks by making a group and taking it away.
+    /// What this machine lacks for the limits of a testbed. It is found by creating a group and removing it.
     pub fn missing(&self, disk: bool) -> Vec<String> {
         let mut missing = Vec::new();
         for (place, lack) in [
@@ -181,7 +182,7 @@ impl Group {
         Self::create_in(Hierarchies::find()?, testbed, device, limits)
     }
 
-    /// The groups of a device that was made before.
+    /// Opens the groups of a device that were created before.
     ///
     /// # Errors
     /// When the system does not say what is mounted.
@@ -192,7 +193,7 @@ impl Group {
     /// Like [`Group::create`], in hierarchies found before.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Group::create`].
     pub fn create_in(
         hierarchies: Hierarchies,
         testbed: &str,
@@ -265,15 +266,15 @@ impl Group {
         Ok(())
     }
 
-    fn device(&self, place: &Place) -> PathBuf {
+    fn device(&self, place: &ControllerPath) -> PathBuf {
         place.root.join(&self.name)
     }
 
-    fn compute(&self, place: &Place) -> PathBuf {
+    fn compute(&self, place: &ControllerPath) -> PathBuf {
         self.device(place).join(COMPUTE)
     }
 
-    fn cpu(&self) -> Result<&Place> {
+    fn cpu(&self) -> Result<&ControllerPath> {
         self.hierarchies.cpu.as_ref().context(NO_CPU)
     }
 
@@ -401,7 +402,7 @@ impl Group {
         Ok(())
     }
 
-    /// Lets a process go, with all its threads: it runs without limits.
+    /// Lets a process go, with all its threads: it runs without limits from then on.
     ///
     /// # Errors
     /// When the process is gone.
@@ -417,7 +418,7 @@ impl Group {
         write(&dir.join(file), id)
     }
 
-    /// What the device took.
+    /// The resources that the device has used since its group was created.
     ///
     /// # Errors
     /// When the groups are gone.
@@ -448,7 +449,7 @@ impl Group {
         Ok(usage)
     }
 
-    /// A number of the kernel's account of the device's memory, like `rss`.
+    /// A number of the kernel's account of the device's memory, by its name, like `rss`.
     ///
     /// # Errors
     /// When it keeps none.
@@ -458,7 +459,8 @@ impl Group {
         entry(&self.device(memory).join("memory.stat"), name)
     }
 
-    /// How often memory was asked for that the limit did not allow: at first the system takes back pages of files.
+    /// How often memory was asked for that the limit did not allow: at first the system takes back pages of
+    /// files.
     ///
     /// # Errors
     /// When the kernel keeps no account of it.
@@ -494,7 +496,7 @@ fn slice(share: f64) -> Result<(u64, u64)> {
     Ok(((share * period).round() as u64, period as u64))
 }
 
-fn disk_file(place: &Place) -> &'static str {
+fn disk_file(place: &ControllerPath) -> &'static str {
     match place.version {
         Version::One => "blkio.throttle.read_bps_device",
         Version::Two => "io.max",
@@ -523,7 +525,7 @@ fn disk_holding(path: &Path) -> Result<String> {
     Ok(number)
 }
 
-/// Ends processes at once, stopped ones too. One that is gone already is no matter.
+/// Ends processes at once, stopped ones too. A process that is gone already is no error.
 fn kill(processes: impl Iterator<Item = u32>) {
     let ids: Vec<String> = processes.map(|id| id.to_string()).collect();
     if !ids.is_empty() {
@@ -645,7 +647,7 @@ mod tests {
         assert_holds(
             &dir,
             &[
-                // Of the three that were written the last is left, in a plain file.
+                // A plain file keeps the last of the three values that were written.
                 ("cgroup.subtree_control", "+io"),
                 ("galaxy-t/cgroup.subtree_control", "+io"),
                 ("galaxy-t/cpu.weight", "10000"),

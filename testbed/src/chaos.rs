@@ -1,8 +1,8 @@
-//! `galaxy-testbed chaos`: a cluster of real processes whose devices and coordinator are killed, frozen and unplugged,
-//! one after another, under many clients. Nobody may be told anything but the right answer.
+//! `galaxy-testbed chaos`: a cluster of real processes whose devices and coordinator are killed, frozen and
+//! unplugged, one after another, under many clients. No client may receive anything but the right answer.
 //!
-//! There are three devices, of which each two hold the model and no single one does. What clients ask has been asked
-//! before anything happened; an answer that is another one is looked at token by token.
+//! There are three devices, of which each two hold the model and no single one does. What clients ask has
+//! been asked before any fault; an answer that differs from the first one is checked token by token.
 //!
 //! Every fault and every request is a line of the record, from the moment it is over. A run that is started again
 //! goes on to as many faults as are wanted.
@@ -19,11 +19,11 @@ use crate::processes::{Planned, Setup, TestCluster};
 use anyhow::{Result, ensure};
 use cases::Cases;
 use crowd::Crowd;
-use faults::Deck;
+use faults::FaultSequence;
 use galaxy_common::{Bytes, Cache, CacheType, DeviceName, Plan, Strategy, WireType};
 use galaxy_graph::{
     budget,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Role;
@@ -40,47 +40,47 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Devices of the cluster.
 const DEVICES: usize = 3;
-/// Most rows of a program.
+/// The most rows of a program.
 const MAX_ROWS: u32 = 128;
-/// Rows of the KV cache: less than a crowd asks for, so that sequences lose their room now and then.
-const CACHE_ROWS: u32 = 16 * Cache::BLOCK;
-/// How long the cluster may take until it answers again, once nothing is broken any more.
+/// Rows of the KV cache: fewer than the clients ask for, so that sequences are evicted now and then.
+const KV_CACHE_TOKENS: u32 = 16 * Cache::BLOCK;
+/// The longest that the cluster may take to answer again, once a fault is over.
 const RECOVERY: Duration = Duration::from_secs(180);
-/// The time that clients give a call, and a text from one token to the next.
+/// The time that clients give a call, and a generation from one token to the next.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two looks.
+/// The time between two looks at the count of answers.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What is broken, and under what.
+/// The options of `galaxy-testbed chaos`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The model: one that generates tokens
+    /// The model: one that generates tokens.
     #[arg(long, default_value = "models/tiny-galaxy")]
     pub model: PathBuf,
-    /// Faults in all, those of the record among them
+    /// The number of faults in all, those of the record among them.
     #[arg(long, default_value_t = 300)]
     pub faults: usize,
-    /// Clients
+    /// The number of clients.
     #[arg(long, default_value_t = 16)]
     pub clients: usize,
-    /// Decides on faults and requests
+    /// The seed that decides on faults and requests.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Longest time that something is broken, in ms
+    /// The longest time that a fault lasts, in ms.
     #[arg(long, default_value_t = 8000)]
     pub outage: u64,
-    /// Longest pause between an answer after a fault and the next fault, in ms
+    /// The longest pause between an answer after a fault and the next fault, in ms.
     #[arg(long, default_value_t = 2000)]
     pub pause: u64,
-    /// Devices have no links of their own, which takes no root: none is unplugged
+    /// Devices have no links of their own, which takes no root: none is unplugged.
     #[arg(long)]
     pub loopback: bool,
-    /// The record
+    /// The file of the record: a line of JSON for each fault and request.
     #[arg(long, default_value = "target/testbed-results/chaos.jsonl")]
     pub output: PathBuf,
 }
 
-/// Breaks things, and prints what became of the requests.
+/// Injects the faults, and prints the outcomes of the requests.
 ///
 /// # Errors
 /// When something cannot be started, the cluster does not come back, or a request went wrong.
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Breaks things, and says what became of the requests, those of the record among them.
+/// Injects the faults, and returns the outcomes of the requests, those of the record among them.
 ///
 /// # Errors
 /// When something cannot be started, or the cluster does not come back.
@@ -109,11 +109,13 @@ pub fn play(options: &Options) -> Result<Summary> {
     let record = Record::open(&options.output, &settings)?;
     let done = record.faults();
     if done < options.faults {
-        let lines =
-            format!("patience = \"3s\"\nweights = \"preload\"\nqueue = {}", 4 * options.clients);
+        let lines = format!(
+            "patience = \"3s\"\nweight_streaming = \"preload\"\nqueue = {}",
+            4 * options.clients
+        );
         let setup = Setup {
             max_rows: MAX_ROWS,
-            cache_rows: Some(CACHE_ROWS),
+            kv_cache_tokens: Some(KV_CACHE_TOKENS),
             shares: vec![1.0; DEVICES],
             network: !options.loopback,
             planned: Some(Planned { memory, lines }),
@@ -129,7 +131,7 @@ pub fn play(options: &Options) -> Result<Summary> {
     Ok(record.summary())
 }
 
-/// Asks everything once, and then again and again while faults happen.
+/// Asks every request once, and then again and again while faults happen.
 fn strike(
     options: &Options,
     runtime: &tokio::runtime::Runtime,
@@ -147,7 +149,7 @@ fn strike(
     eprintln!("{} requests are known, and answered", cases.len());
     let crowd = Crowd::begin(runtime, clients, &cases, record, options.seed);
     let told = told_to_end(runtime)?;
-    let mut deck = Deck::new(options.seed, !options.loopback);
+    let mut deck = FaultSequence::new(options.seed, !options.loopback);
     for number in 0..options.faults {
         let fault = deck.next(options.outage);
         let pause = deck.pause(options.pause);
@@ -157,7 +159,7 @@ fn strike(
         ensure!(!told.load(Ordering::Relaxed), "it was told to end: started again, it goes on");
         std::thread::sleep(pause);
         let begun = Instant::now();
-        fault.strike(cluster)?;
+        fault.inject(cluster)?;
         let (broken, answered) = (begun.elapsed(), record.answered());
         while record.answered() == answered {
             ensure!(
@@ -178,7 +180,8 @@ fn strike(
     runtime.block_on(crowd.end())
 }
 
-/// Becomes true with Ctrl-C or SIGTERM: processes and links are removed before this one ends.
+/// A flag that becomes true with Ctrl-C or SIGTERM, so that processes and links are removed before this
+/// process ends.
 fn told_to_end(runtime: &tokio::runtime::Runtime) -> Result<Arc<AtomicBool>> {
     let _inside = runtime.enter();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -199,7 +202,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The plan of so many equal devices, in which budgets are no matter.
+/// The plan of a number of equal devices, without regard to their budgets.
 ///
 /// # Errors
 /// When the model cannot be divided among so many.
@@ -209,7 +212,7 @@ pub fn plan(model: &ModelDir, devices: usize) -> Result<Plan> {
         anyhow::Ok(Member { name, budget: Bytes(1 << 40), threads: 1, share: 1.0 })
     };
     let members = (0..devices).map(member).collect::<Result<Vec<_>>>()?;
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         formats: model.formats(),
@@ -217,12 +220,13 @@ pub fn plan(model: &ModelDir, devices: usize) -> Result<Plan> {
         wire: WireType::F32,
         tiles: 4,
         max_rows: MAX_ROWS,
-        cache: Cache { rows: CACHE_ROWS, values: CacheType::F32 },
+        cache: Cache { rows: KV_CACHE_TOKENS, values: CacheType::F32 },
     };
     Ok(share::plan(model.spec(), &terms, &members)?)
 }
 
-/// What one device would need by itself, and what each is to grant: enough for two, too little for one.
+/// The memory that one device would need by itself, and the memory that each grants: enough for two, too
+/// little for one.
 fn memory(model: &ModelDir) -> Result<(Bytes, Bytes)> {
     let most = |devices: usize| {
         let plan = plan(model, devices)?;

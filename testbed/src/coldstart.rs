@@ -7,7 +7,7 @@
 
 use crate::{
     instance, models,
-    network::{Held, Link, Network, Place},
+    network::{Link, Network, NetworkGuard, NetworkNode},
     processes::{Keys, Process, Setup, bare_worker, coordinator_command, listening},
     report::Table,
 };
@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes on an Ethernet link for each segment of payload, and that payload.
+/// Bytes of an Ethernet frame for each segment of payload, and the payload's bytes.
 const FRAME: (f64, f64) = (1514.0, 1448.0);
 /// The share of the bound's rate that a cold start must reach.
 const GOAL: f64 = 0.8;
@@ -34,36 +34,36 @@ const OUTSIDE: &str = "10.201.77.201/24";
 /// Where the coordinator listens inside.
 const PORT: u16 = 7000;
 
-/// What to measure.
+/// The options of `galaxy-testbed coldstart`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Rates of the links, of devices and coordinator
+    /// Rates of the links, of devices and coordinator.
     #[arg(long, value_delimiter = ',', default_value = "125Mbit/s,1000Mbit/s")]
     pub rates: Vec<LinkRate>,
-    /// Devices, of equal shares
+    /// The number of devices, of equal shares.
     #[arg(long, default_value_t = 2)]
     pub devices: usize,
-    /// The model, of the catalogue of `models --list`
+    /// The model, of the catalogue of `models --list`.
     #[arg(long, default_value = "bert-large")]
     pub model: String,
-    /// Starts of each kind at each rate
+    /// Starts of each kind at each rate.
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Where models are kept, and what devices are brought
+    /// The directory of models, and of what devices are brought.
     #[arg(long, default_value = models::CACHE)]
     pub cache: PathBuf,
-    /// Without namespaces: nothing is shaped, and nothing can be compared
+    /// Without namespaces: nothing is shaped, and nothing can be compared.
     #[arg(long)]
     pub loopback: bool,
-    /// A small model, one round: every step, and no figures to publish
+    /// A small model, one round: every step, and no figures to publish.
     #[arg(long)]
     pub smoke: bool,
-    /// Prints one JSON object
+    /// Prints one JSON object.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Ways to start.
+/// The kinds of starts, in the order of a round.
 const KINDS: [&str; 3] = ["first: digests too", "cold: nothing on devices", "again: caches kept"];
 
 /// Measures cold starts, and shows them beside their bounds.
@@ -140,39 +140,39 @@ fn rate_text(options: &Options, rate: LinkRate) -> String {
     }
 }
 
-/// A first start, one with nothing on the devices, and one with all.
+/// Runs one round: a first start, a start with nothing on the devices, and a start with all caches kept.
 fn round(options: &Options, model: &Path, rate: LinkRate) -> Result<[Duration; 3]> {
     let network = match options.loopback {
         true => None,
         false => Some(links(options.devices, rate)?),
     };
-    // The manifest of an earlier round.
+    // Removes the manifest of an earlier round.
     drop(fs::remove_file(model.join(".galaxy-manifest")));
-    let stand = Stand::new(options, model, network)?;
+    let stand = StartSetup::new(options, model, network)?;
     let first = stand.start(true)?;
     let cold = stand.start(true)?;
     let again = stand.start(false)?;
     Ok([first, cold, again])
 }
 
-fn links(devices: usize, rate: LinkRate) -> Result<Held> {
+fn links(devices: usize, rate: LinkRate) -> Result<NetworkGuard> {
     let link = Some(Link::of(rate.bits_per_second().round() as u64));
-    let device = |i| Place { name: format!("d{i}"), link };
-    let coordinator = Place { name: "coordinator".to_owned(), link };
-    let places: Vec<Place> = (0..devices).map(device).chain([coordinator]).collect();
+    let device = |i| NetworkNode { name: format!("d{i}"), link };
+    let coordinator = NetworkNode { name: "coordinator".to_owned(), link };
+    let places: Vec<NetworkNode> = (0..devices).map(device).chain([coordinator]).collect();
     Network::held(&format!("cold{}", std::process::id()), &places)?.joined(OUTSIDE)
 }
 
-/// Where starts happen.
-struct Stand {
+/// The keys, network and directory in which starts happen.
+struct StartSetup {
     setup: Setup,
     keys: Keys,
-    network: Option<Held>,
+    network: Option<NetworkGuard>,
     dir: tempfile::TempDir,
 }
 
-impl Stand {
-    fn new(options: &Options, model: &Path, network: Option<Held>) -> Result<Self> {
+impl StartSetup {
+    fn new(options: &Options, model: &Path, network: Option<NetworkGuard>) -> Result<Self> {
         // On the disk of the models, which is the one that is measured.
         let dir = tempfile::tempdir_in(&options.cache)?;
         let keys = Keys::create(&dir.path().join("keys"))?;
@@ -181,7 +181,7 @@ impl Stand {
         Ok(Self { setup, keys, network, dir })
     }
 
-    /// Inside the place of number `i`, where there are places.
+    /// Calls `call` inside the namespace of place `i`, or here without namespaces.
     fn inside<T: Send>(&self, i: usize, call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         match &self.network {
             Some(network) => network.inside(i, call)?,
@@ -193,8 +193,8 @@ impl Stand {
         self.network.as_ref().map_or("127.0.0.1".to_owned(), |_| Network::address(i))
     }
 
-    /// Starts all, with empty caches if it is a cold start. From the coordinator's start to the first
-    /// answer.
+    /// Starts all, with empty caches if it is a cold start, and returns the time from the coordinator's start
+    /// to the first answer.
     fn start(&self, cold: bool) -> Result<Duration> {
         let devices = self.setup.shares.len();
         let caches = self.dir.path().join("caches");

@@ -1,16 +1,16 @@
-//! `galaxy-testbed drift`: one device is slowed under load, as by a neighbour or its own heat. How many
-//! requests it takes until the coordinator has noticed and moved work away, whether one fails, and how
+//! `galaxy-testbed drift`: one device is slowed under load, as by a neighbour or its own heat. It measures
+//! how many requests pass until the coordinator has noticed and moved work away, whether one fails, and how
 //! near the latency comes to that of a plan made from scratch for the slow device.
 
 use crate::{
     calibrate,
+    driver::{Driver, Placed},
     environment::Environment,
     instance::{self, COORDINATOR, Split, Testbed},
     models, network,
     plot::{self, Axis, Chart, Kind, Point, Series},
     record::{Record, Verdict},
     report::{Page, Table, figure},
-    stage::{Placed, Stage},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::{BatchShape, Epoch, Pooling, Spread, Strategy, Wanted};
@@ -29,52 +29,52 @@ use std::{
 
 /// How long one request may take.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Requests that a coordinator has at most to notice: what is to be reached.
+/// The most requests that a coordinator may take to notice: the goal.
 const WITHIN: usize = 10;
-/// Failed requests that are enough: none should fail.
+/// Failed requests that end the measurement: none should fail.
 const FAILURES: usize = 10;
-/// Part of a turn of a worker that is slowed by being stopped.
+/// How long a worker that is slowed by being stopped runs in each turn.
 const SLICE: Duration = Duration::from_millis(1);
-/// What the phases are called, in their order.
+/// The names of the phases, in their order.
 const PHASES: [&str; 4] = ["before", "slowed", "moved", "from scratch"];
 
-/// What to slow, and how far.
+/// The options of `galaxy-testbed drift`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The environment
+    /// The environment: a name or a file.
     #[arg(long, default_value = "A")]
     pub environment: String,
-    /// The model
+    /// The model, of the catalogue of `models --list`.
     #[arg(long, default_value = "bert-large")]
     pub model: String,
-    /// The device that becomes slow [default: the last]
+    /// The device that becomes slow [default: the last].
     #[arg(long)]
     pub device: Option<String>,
-    /// How many times as slow
+    /// The factor by which the device becomes slower.
     #[arg(long, default_value_t = 3.0)]
     pub factor: f64,
-    /// Tokens of each text
+    /// Tokens of each text.
     #[arg(long, default_value_t = 284)]
     pub tokens: u32,
-    /// Requests before, and with the plan that is there in the end
+    /// Requests before the device is slowed, and with each of the two plans after it.
     #[arg(long, default_value_t = 10)]
     pub requests: usize,
-    /// Requests after which a coordinator that has not moved is given up
+    /// Requests after which a coordinator that has not moved is given up.
     #[arg(long, default_value_t = 60)]
     pub patience: usize,
-    /// A small model and few requests: every step of it, in seconds
+    /// A small model and few requests: every step of it, in seconds.
     #[arg(long)]
     pub smoke: bool,
-    /// Processes on this machine's loopback instead of devices and links: no root, nothing to compare
+    /// Processes on this machine's loopback instead of devices and links: no root, nothing to compare.
     #[arg(long)]
     pub loopback: bool,
-    /// The testbed's name
+    /// The testbed's name.
     #[arg(long, default_value = "drift")]
     pub testbed: String,
-    /// Where models are kept
+    /// The directory of models.
     #[arg(long, default_value = crate::models::CACHE)]
     pub cache: PathBuf,
-    /// Where results go
+    /// The directory of results.
     #[arg(long, default_value = "target/testbed-results")]
     pub output: PathBuf,
 }
@@ -86,7 +86,7 @@ struct Stopping {
 }
 
 impl Stopping {
-    /// Lets a process run for one part in `factor`.
+    /// Lets a process run for one part in `factor` of the time.
     fn start(pid: u32, factor: f64) -> Result<Self> {
         use rustix::process::{Pid, Signal, kill_process};
         let id = Pid::from_raw(pid.cast_signed()).context("a process has a number")?;
@@ -94,7 +94,7 @@ impl Stopping {
         let end = over.clone();
         let thread = std::thread::spawn(move || {
             while !end.load(Ordering::Relaxed) {
-                // A worker that is gone is told of by whoever asks it.
+                // A worker that is gone is reported by whoever asks it.
                 let _ = kill_process(id, Signal::STOP);
                 std::thread::sleep(SLICE.mul_f64(factor - 1.0));
                 let _ = kill_process(id, Signal::CONT);
@@ -114,21 +114,21 @@ impl Drop for Stopping {
     }
 }
 
-/// What was found.
+/// The result of the measurement.
 #[derive(Default)]
-struct Found {
-    /// Requests until the coordinator told of the device,
+struct DriftFindings {
+    /// Requests until the coordinator noticed that the device is slow; none if it never did.
     noticed: Option<usize>,
-    /// and until one ran by another plan.
+    /// Requests until one ran by another plan; none if none did.
     moved: Option<usize>,
     failures: Vec<String>,
     plans: Vec<(&'static str, String)>,
 }
 
-/// Runs it, and shows what came of it.
+/// Runs the measurement, and prints its result.
 ///
 /// # Errors
-/// When it cannot run here, or something fails that is no request.
+/// When it cannot run here, or something other than a request fails.
 pub fn run(options: &Options) -> Result<()> {
     ensure!(
         options.loopback || instance::is_root(),
@@ -164,7 +164,7 @@ fn drift(
     slow: &str,
     model: &Arc<ModelDir>,
     record: &mut Record,
-) -> Result<Found> {
+) -> Result<DriftFindings> {
     let index = testbed.device(slow)?;
     let models = options.cache.canonicalize()?;
     testbed.start_workers(&models, false, None)?;
@@ -172,7 +172,7 @@ fn drift(
     let holding = testbed.holding()?;
     let namespace = network::namespace(&testbed.name, COORDINATOR);
     let loopback = testbed.loopback;
-    let stage = Stage::new(&testbed.identity(COORDINATOR), move || {
+    let stage = Driver::new(&testbed.identity(COORDINATOR), move || {
         // A thread that is not inside reaches no device, and its first call says so.
         if !loopback && let Err(error) = network::enter(&namespace) {
             eprintln!("{error:#}");
@@ -199,9 +199,9 @@ fn drift(
     })?;
     let placed = placed.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
     let mut asker = Asker::new(options, record)?;
-    let mut found = Found::default();
+    let mut found = DriftFindings::default();
     found.plans.push((PHASES[0], placed.what()));
-    // The first lowers, fills caches and wakes links.
+    // The first request lowers programs, fills caches and wakes links.
     asker.ask(&placed, None)?;
     let mut epoch = Epoch::default();
     for _ in 0..options.requests {
@@ -242,7 +242,7 @@ fn drift(
     }
     found.plans.push((PHASES[2], placed.what()));
     drop(placed);
-    // What a plan from scratch gives, with profiles of the device as it is now.
+    // The latency of a plan from scratch, with profiles of the device as it is now.
     let mut cluster = testbed.cluster(model.path(), Strategy::Auto, split);
     cluster.profiles = profiles.with_file_name("profiles-slow");
     holding.pace().rest(false);
@@ -278,7 +278,7 @@ impl<'a> Asker<'a> {
         })
     }
 
-    /// Asks once, and keeps the latency in a phase; gives the epoch that it ran in, if it did.
+    /// Asks once, and keeps the latency in a phase; returns the epoch that it ran in, if it did.
     fn ask(&mut self, placed: &Placed<'_>, phase: Option<&'static str>) -> Result<Option<Epoch>> {
         let begun = std::time::Instant::now();
         let run = match placed.execute(&self.shape, &self.tokens, LIMIT) {
@@ -291,7 +291,7 @@ impl<'a> Asker<'a> {
             }
         };
         if let Some(phase) = phase {
-            // With the time that it waited for a move.
+            // The latency includes the time that the request waited for a move.
             let ms = begun.elapsed().as_secs_f64() * 1e3;
             let values = [("latency_ms".to_owned(), ms)].into_iter().collect();
             self.record.cell(phase, &[("phase", phase)]).add(values, Verdict::Valid);
@@ -300,7 +300,7 @@ impl<'a> Asker<'a> {
     }
 }
 
-fn show(options: &Options, slow: &str, record: &Record, found: &Found) -> Result<()> {
+fn show(options: &Options, slow: &str, record: &Record, found: &DriftFindings) -> Result<()> {
     let values = |phase: &str| {
         let cell = record.cells.iter().find(|cell| cell.key == phase);
         cell.map(|cell| cell.values("latency_ms")).unwrap_or_default()

@@ -37,15 +37,15 @@ const MAX_DEVICES: usize = 64;
 /// Longest name of a device or testbed: it is part of names that the kernel cuts off.
 const MAX_NAME: usize = 16;
 
-/// Bits per second.
+/// A rate in bits per second.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Serialize)]
 pub struct BitRate(pub f64);
 
-/// Operations of 32-bit floats per second, in thousands of millions.
+/// A speed in thousands of millions of 32-bit floating-point operations per second.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Serialize)]
 pub struct Gflops(pub f64);
 
-/// A number and its unit, as `125Mbit/s`.
+/// Reads a number and its unit, as `125Mbit/s`.
 fn quantity(text: &str, units: &[(&str, f64)]) -> Result<f64> {
     let text = text.trim();
     let at = text.find(|c: char| c.is_alphabetic()).unwrap_or(text.len());
@@ -103,33 +103,33 @@ fn seconds(text: &str) -> Result<Duration> {
     quantity(text, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)]).map(Duration::from_secs_f64)
 }
 
-/// A quota of the kernel's has slices of at least a millisecond, so a device of 15% stops for 6; each
-/// wait of one device for another then takes half of that longer than on devices that are slow all the
-/// time: 10% of a request on four boards of environment C. Each turn of a gate takes 20 us of its core
-/// twice.
+/// The default turn, 2 ms. A quota of the kernel has slices of at least a millisecond, so a device of 15%
+/// stops for 6 ms; each wait of one device for another then takes half of that longer than on devices that
+/// are slow all the time: 10% of a request on four boards of environment C. Each turn of a gate takes 20 us
+/// of its core twice.
 fn turn() -> Duration {
     Duration::from_millis(2)
 }
 
-/// What a device's quota holds.
+/// The part of a device that its quota limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hold {
-    /// The threads that multiply. Links are then driven beside the quota, as by a device whose
-    /// network costs it nothing; what they took is measured and shown.
+    /// The threads that multiply. Links are then driven beside the quota, as by a device whose network costs
+    /// it nothing; what they took is measured and shown.
     #[default]
     Compute,
     /// The whole process. Its links stop with it, as no slow processor's do.
     Process,
 }
 
-/// How much faster the emulation is than what it stands for.
+/// How much faster the emulation is than the devices that it stands for.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Scale {
-    /// Of compute and links.
+    /// The factor of compute and links.
     pub speed: f64,
-    /// Of memory.
+    /// The factor of memory.
     pub memory: f64,
 }
 
@@ -139,79 +139,79 @@ impl Default for Scale {
     }
 }
 
-/// A device that is stood for.
+/// A modelled device: what an emulated one stands for.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// Its name.
+    /// The device's name.
     pub name: DeviceName,
-    /// What it is, for people.
+    /// The kind of device, for people.
     #[serde(default)]
     pub kind: String,
-    /// Its speed; without it the device has a core of this machine to itself.
+    /// The device's speed; without it the device has a core of this machine to itself.
     #[serde(default, deserialize_with = "perhaps")]
     pub speed: Option<Gflops>,
-    /// What it grants.
+    /// The memory that the device grants.
     #[serde(deserialize_with = "parsed")]
     pub memory: Bytes,
-    /// Its link, each way.
+    /// The rate of the device's link, each way.
     #[serde(deserialize_with = "parsed")]
     pub rate: BitRate,
-    /// Added to all that it sends.
+    /// The delay of everything that the device sends.
     #[serde(default, deserialize_with = "duration")]
     pub delay: Duration,
     /// The share of packets that its link loses, each way.
     #[serde(default)]
     pub loss: f64,
-    /// Bytes per second that it reads from disk; without it, what this machine's disk gives.
+    /// Bytes per second that it reads from disk; without it, as many as this machine's disk gives.
     #[serde(default, deserialize_with = "perhaps")]
     pub disk: Option<Bytes>,
 }
 
-/// Devices and links.
+/// The devices and links of a testbed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Environment {
-    /// Its name.
+    /// The environment's name.
     pub name: String,
-    /// What it stands for, for people.
+    /// What the environment stands for, for people.
     #[serde(default)]
     pub about: String,
-    /// What quotas hold.
+    /// What the quotas of all devices limit.
     #[serde(default)]
     pub hold: Hold,
-    /// How much faster than what it stands for.
+    /// How much faster the emulation is than the modelled devices.
     #[serde(default)]
     pub scale: Scale,
-    /// How long the turns take in which devices have their shares of a core. A device that waits for
-    /// another waits for its turn, too; each turn takes some of the core.
+    /// The length of the turns in which devices have their shares of a core. A device that waits for another
+    /// waits for its turn, too; each turn takes some of the core.
     #[serde(default = "turn", deserialize_with = "duration")]
     pub turn: Duration,
-    /// What all devices have instead of their own, as `10Mbit/s,memory=8GB`: a rate, `memory=`, `delay=` or
-    /// `turn=`. It becomes part of the name.
+    /// The values that all devices have instead of their own, as `10Mbit/s,memory=8GB`: a rate, `memory=`,
+    /// `delay=` or `turn=`. They become part of the name.
     #[serde(default)]
     pub with: String,
     /// The devices, in ring order.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
-    /// The text that it was read from.
+    /// The text that the environment was read from.
     #[serde(skip)]
     source: String,
 }
 
 impl Environment {
-    /// Reads a file, or one of the environments that come with the testbed, by its name. After an `@`
-    /// stands what all devices have instead of their own: `A@10Mbit/s,memory=8GB`.
+    /// Reads a file, or one of the environments that come with the testbed, by its name. After an `@` stand
+    /// the values that all devices have instead of their own: `A@10Mbit/s,memory=8GB`.
     ///
     /// # Errors
-    /// When there is none, or when it says what cannot be.
+    /// When there is no such file or name, or when a value cannot be.
     pub fn open(which: &str) -> Result<Self> {
-        // A path may have an `@` of its own.
+        // A path may contain an `@`.
         let there = Path::new(which).is_file();
         if !there && let Some((which, with)) = which.rsplit_once('@') {
             let plain = Self::open(which)?;
             ensure!(plain.with.is_empty(), "{which} has other values already: {}", plain.with);
-            // A key of the whole stands before all tables.
+            // A key of the whole environment stands before all tables.
             let text = format!("with = {with:?}\n{}", plain.source);
             return Self::parse(&text).with_context(|| format!("environment {which}@{with}"));
         }
@@ -234,7 +234,7 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Gives all devices what they have instead of their own.
+    /// Gives all devices the values that they have instead of their own.
     fn change(&mut self) -> Result<()> {
         for change in self.with.split(',').filter(|change| !change.is_empty()) {
             let (key, value) = change.split_once('=').unwrap_or(("rate", change));
@@ -284,38 +284,39 @@ impl Environment {
         Ok(())
     }
 
-    /// The text that it was read from.
+    /// The text that the environment was read from.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// What the link of a device carries here.
+    /// The rate of a device's link in the emulation, each way.
     pub fn rate(&self, device: &Device) -> BitRate {
         BitRate(device.rate.0 * self.scale.speed)
     }
 
-    /// How long its link delays here: what is faster waits less.
+    /// The delay of a device's link in the emulation, shorter by the same factor as compute is faster.
     pub fn delay(&self, device: &Device) -> Duration {
         device.delay.div_f64(self.scale.speed)
     }
 
-    /// The speed that its quota must give here.
+    /// The speed that a device's quota must give in the emulation.
     pub fn speed(&self, device: &Device) -> Option<Gflops> {
         device.speed.map(|speed| Gflops(speed.0 * self.scale.speed))
     }
 
-    /// What it grants here.
+    /// The memory that a device grants in the emulation.
     pub fn memory(&self, device: &Device) -> Bytes {
         Bytes((device.memory.0 as f64 * self.scale.memory) as u64)
     }
 
-    /// What it reads from disk in a second here.
+    /// The bytes that a device reads from disk in a second of the emulation.
     pub fn disk(&self, device: &Device) -> Option<Bytes> {
         device.disk.map(|disk| Bytes((disk.0 as f64 * self.scale.speed) as u64))
     }
 }
 
-/// Letters, digits and dashes: it becomes part of the names of namespaces and groups.
+/// Checks that a name consists of letters, digits and dashes: it becomes part of the names of namespaces and
+/// groups.
 ///
 /// # Errors
 /// When it is anything else.
@@ -326,7 +327,7 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The directory of what a testbed keeps while it is up.
+/// The directory in which testbeds keep their files while they are up.
 pub fn state_directory(root: bool) -> PathBuf {
     if root {
         return Path::new("/run/galaxy-testbed").to_owned();
@@ -387,7 +388,7 @@ mod tests {
         assert!(other.devices.iter().all(|d| d.rate.0 == 1e7 && d.memory == Bytes(8_000_000_000)));
         assert!(other.devices.iter().all(|d| d.delay == Duration::from_millis(2)));
         assert_eq!(other.devices[0].speed, own.devices[0].speed);
-        // What is kept of it is read as the same.
+        // The text that is kept of it parses to the same environment.
         assert_eq!(Environment::parse(other.source()).unwrap(), other);
         for (with, says) in [
             ("A@10", "write a number and one of kbit/s"),

@@ -1,18 +1,18 @@
-//! `report`: what was to be reached, what was measured, and what was not reached and why: a page of summary, and a
-//! page for each section beside the records. They are made from the records and from notes by hand, and the same
-//! records and notes give the same bytes.
+//! `galaxy-testbed report`: the goals, what was measured, and which goals were missed and why. It writes a
+//! summary, and a page for each section beside the records. Pages are generated from the records and from
+//! notes written by hand, and the same records and notes give the same bytes.
 
 mod cells;
+#[cfg(test)]
+mod fixtures;
 mod goal;
 mod heterogeneous;
 mod homogeneous;
-#[cfg(test)]
-mod made;
-mod own_pages;
 mod peers;
 mod planner;
 mod rates;
 mod scaling;
+mod summaries;
 mod texts;
 
 use crate::{
@@ -29,21 +29,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where the records and notes are, and where the pages go.
+/// The options of `galaxy-testbed report`: the records and notes, and the place of the pages.
 #[derive(Clone, PartialEq, Eq, Debug, clap::Args)]
 pub struct Options {
-    /// The directory of records; the page of each section goes there, too
+    /// The directory of records; the page of each section goes there, too.
     #[arg(long, value_name = "DIR", default_value = "docs/results")]
     pub results: PathBuf,
-    /// The notes
+    /// The file of the notes, written by hand.
     #[arg(long, value_name = "FILE", default_value = "testbed/evaluation.toml")]
     pub notes: PathBuf,
-    /// Where the summary goes
+    /// The file of the summary.
     #[arg(long, value_name = "FILE", default_value = "docs/evaluation.md")]
     pub output: PathBuf,
 }
 
-/// Writes the pages.
+/// Writes all pages.
 ///
 /// # Errors
 /// When a record or the notes cannot be read, or a page cannot be written.
@@ -75,7 +75,7 @@ pub fn pages(options: &Options) -> Result<BTreeMap<PathBuf, String>> {
         let page = section_page(section, shown, &records, &notes, &files, &mut drawn);
         pages.insert(options.results.join(section.page()), page);
     }
-    let place = Place { link: format!("{}/", link.display()), files };
+    let place = ResultFiles { link: format!("{}/", link.display()), files };
     pages.insert(options.output.clone(), summary_page(&sections, &records, &notes, &place));
     Ok(pages)
 }
@@ -91,7 +91,7 @@ fn files(results: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// The name of a section's page begins with this.
+/// The beginning of the name of each section's page.
 pub const SECTION_PREFIX: &str = "evaluation-";
 
 /// A part of the evaluation: a page, and a line of the summary.
@@ -99,29 +99,29 @@ struct Section {
     /// The name of its note and of its page.
     name: &'static str,
     title: &'static str,
-    /// What it is made from.
+    /// The names of the records that the section shows.
     records: &'static [&'static str],
-    /// What the issue and the papers let one expect.
+    /// What the goals and the papers let one expect.
     expected: &'static str,
     shown: fn(&Records) -> Shown,
 }
 
 impl Section {
-    /// The file of its page.
+    /// The file name of the section's page.
     fn page(&self) -> String {
         format!("{SECTION_PREFIX}{}.md", self.name)
     }
 }
 
-/// What a section has to say.
+/// The contents of a section, computed from its records.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Shown {
-    /// What was to be reached.
+    /// The goals of the section, each with what was measured.
     goals: Vec<Goal>,
-    /// Main figures, where nothing is judged here.
+    /// The main figures, where no goal is judged here.
     lines: Vec<String>,
     tables: Vec<Table>,
-    /// Long tables, folded.
+    /// Long tables, which the page folds.
     every: Vec<Table>,
 }
 
@@ -178,39 +178,39 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "overlap",
         title: "Overlap of communication and compute",
-        records: &[own_pages::OVERLAP],
+        records: &[summaries::OVERLAP],
         expected: "Tiles hide most of the communication (Galaxy, \u{a7}III-D; the paper has no figure).",
-        shown: own_pages::overlap,
+        shown: summaries::overlap,
     },
     Section {
         name: "transport",
         title: "Transports",
-        records: &[own_pages::TRANSPORT],
+        records: &[summaries::TRANSPORT],
         expected: "At most 1 s of processor time for a GB with TLS and 2.5 s with QUIC, both ends, on a path that is not shaped; the planner chooses by what is measured. The papers have no such figures.",
-        shown: own_pages::transport,
+        shown: summaries::transport,
     },
     Section {
         name: "memory",
         title: "Weight streaming",
-        records: &[own_pages::MEMORY],
+        records: &[summaries::MEMORY],
         expected: "PIPELOAD with 2, 4 and 6 loaders over PipeSwitch: 1.93, 3.22, 4.24 times for BERT-Large with 27 to 55% of its memory, 1.73, 2.77, 3.64 times for ViT-Large with 10 to 25% (Hermes, Tables II and III; Fig. 7). Next to no delay with 88.4% less memory where computing takes longer than reading (Demand Layering, Table II and Fig. 13).",
-        shown: own_pages::memory,
+        shown: summaries::memory,
     },
     Section {
         name: "decode",
         title: "Decode",
-        records: &[own_pages::DECODE],
+        records: &[summaries::DECODE],
         expected: "More tokens per second than the best single device and than llama.cpp over its RPC servers. The papers have no such figure.",
-        shown: own_pages::decode,
+        shown: summaries::decode,
     },
 ];
 
-/// The records by their names.
+/// The records, by their names.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Records(BTreeMap<String, Record>);
 
 impl Records {
-    /// Those of a directory that the pages are made from.
+    /// Reads the records in a directory that the pages show.
     fn read(results: &Path) -> Result<Self> {
         let mut found = BTreeMap::new();
         for name in SECTIONS.iter().flat_map(|section| section.records) {
@@ -229,12 +229,12 @@ impl Records {
         Ok(Self(found))
     }
 
-    /// The cells of a record.
+    /// The cells of a record; none where there is no such record.
     fn cells(&self, name: &str) -> Cells<'_> {
         Cells { record: self.0.get(name) }
     }
 
-    /// Those of a section.
+    /// The records of a section that were read.
     fn of(&self, section: &Section) -> Vec<(&'static str, &Record)> {
         let found = section.records.iter();
         found.filter_map(|name| Some((*name, self.0.get(*name)?))).collect()
@@ -250,7 +250,7 @@ struct Note {
 
 type Notes = BTreeMap<String, Note>;
 
-/// The note that stands below the table of the summary.
+/// The name of the note that stands below the table of the summary.
 const SUMMARY: &str = "summary";
 
 fn notes(text: &str) -> Result<Notes> {
@@ -264,17 +264,17 @@ fn notes(text: &str) -> Result<Notes> {
     Ok(notes)
 }
 
-/// The files of the results, as a page links them.
+/// The files of the results, as a page links to them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Place {
-    /// What stands before a file's name: the directory of the results, seen from the page's, and a slash; nothing for
-    /// a page that lies there.
+struct ResultFiles {
+    /// The prefix of a link to a file: the directory of the results, relative to the page's, and a slash;
+    /// empty for a page that lies there.
     link: String,
-    /// Names of all files, in order.
+    /// The names of all files, in order.
     files: Vec<String>,
 }
 
-impl Place {
+impl ResultFiles {
     fn has(&self, file: &str) -> bool {
         self.files.iter().any(|known| known == file)
     }
@@ -310,7 +310,7 @@ fn plots_of<'a>(files: &'a [String], record: &str) -> Vec<&'a str> {
         }
     };
     let mut plots: Vec<&str> = files.iter().filter(of).map(String::as_str).collect();
-    // That of the record's own name is first; the others stay in order.
+    // The plot of the record's own name is first; the others stay in order.
     plots.sort_by_key(|plot| !plot.starts_with(&format!("{record}.")));
     plots
 }
@@ -347,7 +347,7 @@ fn summary_page(
     sections: &[(&Section, Shown)],
     records: &Records,
     notes: &Notes,
-    place: &Place,
+    place: &ResultFiles,
 ) -> String {
     let directory = place.link.trim_end_matches('/');
     let head = HEAD.replace("RESULTS", &format!("[{directory}]({directory})"));
@@ -371,7 +371,7 @@ fn section_page<'a>(
             drawn.push(plot);
         }
     }
-    let place = Place { link: String::new(), files: files.to_vec() };
+    let place = ResultFiles { link: String::new(), files: files.to_vec() };
     let mut page = part(section, shown, !records.of(section).is_empty(), &plots);
     if let Some(note) = notes.get(section.name) {
         page.push_str(&format!("{}\n\n", note.text.trim()));
@@ -384,13 +384,13 @@ fn section_page<'a>(
     ended(&page)
 }
 
-/// The text with exactly one line end at its end.
+/// The text with exactly one line feed at its end.
 fn ended(page: &str) -> String {
     format!("{}\n", page.trim_end())
 }
 
-/// The table of the records that the pages are made from.
-fn measured_records(records: &Records, place: &Place) -> String {
+/// The table of all records that the pages show.
+fn measured_records(records: &Records, place: &ResultFiles) -> String {
     let mut table = Table::new("", &["record", "measured", "machine", "commits", "what"]);
     let mut listed: Vec<&str> = Vec::new();
     for (name, record) in SECTIONS.iter().flat_map(|section| records.of(section)) {
@@ -409,7 +409,7 @@ fn measured_records(records: &Records, place: &Place) -> String {
     format!("## Records\n\n{table}\n")
 }
 
-/// From the first day to the last.
+/// The days on which a record was measured, from the first to the last.
 fn days(record: &Record) -> String {
     let day = |at: &str| at.get(..10).unwrap_or(at).to_owned();
     let begun = day(&record.started);
@@ -429,7 +429,7 @@ fn summary(
     sections: &[(&Section, Shown)],
     records: &Records,
     notes: &Notes,
-    place: &Place,
+    place: &ResultFiles,
 ) -> String {
     let mut goals = Table::new("", &goal::COLUMNS);
     let mut lines = String::new();
@@ -461,7 +461,7 @@ fn summary(
     format!("## Summary\n\n{goals}\n{note}## What else was measured\n\n{lines}\n")
 }
 
-/// The page of a section without its note; `there`: whether it has records.
+/// The page of a section without its note. `there` says whether it has records.
 fn part(section: &Section, shown: &Shown, there: bool, plots: &[&str]) -> String {
     let mut text = format!("# {}\n\n*Expected*: {}\n\n", section.title, section.expected);
     let mut say = |what: std::fmt::Arguments<'_>| {
@@ -498,14 +498,14 @@ fn part(section: &Section, shown: &Shown, there: bool, plots: &[&str]) -> String
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use made::{record, records};
+    use fixtures::{record, records};
 
     fn names(files: &[&str]) -> Vec<String> {
         files.iter().map(|&file| file.to_owned()).collect()
     }
 
-    fn place(files: &[&str]) -> Place {
-        Place { link: "results/".to_owned(), files: names(files) }
+    fn place(files: &[&str]) -> ResultFiles {
+        ResultFiles { link: "results/".to_owned(), files: names(files) }
     }
 
     fn shown(records: &Records) -> Vec<(&'static Section, Shown)> {
@@ -623,7 +623,7 @@ mod tests {
             .save(&options.results.join("overlap.json"))
             .unwrap();
         run(&options).unwrap();
-        // The pages of sections are no records: the next run makes the same.
+        // The pages of sections are no records: the next run writes the same.
         let made = pages(&options).unwrap();
         assert_eq!(made.len(), SECTIONS.len() + 1);
         for (path, page) in &made {

@@ -1,5 +1,5 @@
-//! Experiments as data: which models run on which environments in which ways, how often, and what
-//! the paper found. One mechanism runs them all; what differs is how they are shown.
+//! Experiments as data: which models run on which environments by which variants, how often, and what the
+//! paper found. One mechanism runs them all; what differs is how they are shown.
 
 mod decode;
 mod embed;
@@ -27,44 +27,44 @@ use std::path::PathBuf;
 /// One way to run a model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Variant {
-    /// Its name in tables and keys.
+    /// The variant's name in tables and keys.
     pub name: &'static str,
-    /// How work is cut.
+    /// The strategy by which work is split.
     pub strategy: Strategy,
-    /// Into how many tiles it is split by hand: `galaxy` in proportion to speed, others equally. Without, the
-    /// planner splits it, by profiles that the devices measure, and predicts it.
+    /// The number of tiles of a split by hand: `galaxy` in proportion to speed, others equally. Without it
+    /// the planner splits the work, by profiles that the devices measure, and predicts the latency.
     pub tiles: Option<u16>,
 }
 
-/// What is found in the paper for a model in an environment.
+/// The paper's figure for a model in an environment.
 type Paper = fn(environment: &str, model: &str) -> Option<f64>;
 
-/// How an experiment is shown.
+/// The form in which an experiment is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum View {
-    /// Latency of each strategy, and how much faster than others `auto` is.
+    /// The latency of each strategy, and how much faster than others `auto` is.
     Strategies,
-    /// The same over the rates of links.
+    /// The latency of each strategy over the rates of links.
     Rates,
-    /// Latency and hidden communication over tiles.
+    /// Latency and hidden communication over tile counts.
     Tiles,
-    /// Latency of runs that have nothing in common but their settings.
+    /// The latency of runs that share nothing but their settings.
     Repeats,
-    /// How much faster more devices are.
+    /// The speedup by more devices.
     Scaling,
 }
 
-/// How long the text is.
+/// The length of the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Tokens {
-    /// So many tokens in all,
+    /// A number of tokens in all.
     All(u32),
-    /// or for each device that works on it.
+    /// A number of tokens for each device that works on the text.
     Each(u32),
 }
 
 impl Tokens {
-    /// Of a text for so many devices; `local` takes one of them.
+    /// The tokens of a text for so many devices; `local` uses one of them.
     fn of(self, strategy: Strategy, devices: usize) -> u32 {
         match (self, strategy) {
             (Self::All(tokens), _) | (Self::Each(tokens), Strategy::Local) => tokens,
@@ -73,30 +73,30 @@ impl Tokens {
     }
 }
 
-/// Latencies of models on environments.
+/// An experiment over the latencies of models on environments.
 #[derive(Clone, Copy)]
 pub struct Experiment {
-    /// Its name.
+    /// The experiment's name.
     pub name: &'static str,
-    /// What it shows.
+    /// One line on what the experiment shows.
     pub about: &'static str,
-    /// Names of environments.
+    /// The names of the environments.
     pub environments: &'static [&'static str],
-    /// Names of models.
+    /// The names of the models.
     pub models: &'static [&'static str],
-    /// Ways to run each model on each environment.
+    /// The ways to run each model on each environment.
     pub variants: &'static [Variant],
-    /// How long the text is.
+    /// The length of the text.
     pub tokens: Tokens,
-    /// Runs of each cell that are counted.
+    /// The runs of each cell that must count.
     pub samples: usize,
-    /// Runs in a row before the next variant has its turn.
+    /// The runs in a row before the next variant has its turn.
     pub in_a_row: usize,
-    /// How often it is made anew from nothing: testbed, calibration, workers, placement.
+    /// How often everything is set up from scratch: testbed, calibration, workers, placement.
     pub anew: usize,
-    /// How it is shown.
+    /// The form in which the experiment is shown.
     pub view: View,
-    /// What the paper found in a cell.
+    /// The paper's figure for a cell.
     pub paper: Paper,
 }
 
@@ -123,8 +123,8 @@ const fn planned(name: &'static str, strategy: Strategy) -> Variant {
 
 /// Every strategy as the planner makes it.
 const PLANNED: &[Variant] = &[LOCAL, MEGATRON, SEQUENCE, PIPELINE, GALAXY, AUTO];
-/// The two that the paper compares with, in equal parts as there (Galaxy, \u{a7}IV-A), and all of them as the
-/// planner makes them.
+/// The two strategies that the paper compares with, in equal parts as there (Galaxy, \u{a7}IV-A), and all
+/// strategies as the planner makes them.
 const UNLIKE: &[Variant] = &[
     LOCAL,
     by_hand(EQUAL[0], Strategy::Megatron, 1),
@@ -135,10 +135,10 @@ const UNLIKE: &[Variant] = &[
     GALAXY,
     AUTO,
 ];
-/// Their names.
+/// The names of the two variants in equal parts.
 const EQUAL: [&str; 2] = ["megatron-equal", "sequence-equal"];
 
-/// Speedup of Galaxy over Megatron-LM at 125 Mbit/s (Galaxy, Table IV).
+/// The speedup of Galaxy over Megatron-LM at 125 Mbit/s (Galaxy, Table IV).
 fn table_four(environment: &str, model: &str) -> Option<f64> {
     Some(match (model, environment) {
         ("distilbert", "A") => 1.37,
@@ -154,7 +154,7 @@ fn table_four(environment: &str, model: &str) -> Option<f64> {
     })
 }
 
-/// Latency of one device over that of four (Galaxy, Fig. 11).
+/// The latency of one device over that of four (Galaxy, Fig. 11).
 fn figure_eleven(environment: &str, model: &str) -> Option<f64> {
     Some(match model {
         "gpt2-large-4" if environment.starts_with('C') => 3.05,
@@ -163,7 +163,7 @@ fn figure_eleven(environment: &str, model: &str) -> Option<f64> {
     })
 }
 
-/// Operations per second of four devices over those of one, four times (Galaxy, Fig. 10).
+/// The operations per second of four devices over four times those of one (Galaxy, Fig. 10).
 fn figure_ten(environment: &str, model: &str) -> Option<f64> {
     Some(match model {
         "gpt2-large-4" if environment.starts_with('C') => 0.81,
@@ -172,8 +172,8 @@ fn figure_ten(environment: &str, model: &str) -> Option<f64> {
     })
 }
 
-/// What most of them have: a text of the average length of the paper's (Galaxy, \u{a7}IV-A), four runs of each
-/// cell, two in a row.
+/// The fields that most experiments share: a text of the average length of the paper's (Galaxy, \u{a7}IV-A),
+/// four runs of each cell, two in a row.
 const USUAL: Experiment = Experiment {
     name: "",
     about: "",
@@ -188,10 +188,10 @@ const USUAL: Experiment = Experiment {
     paper: |_, _| None,
 };
 
-/// Two, three and four equal boards on fast links, with memory for all: what many devices gain.
+/// Two, three and four equal boards on fast links, with memory for all: for what many devices gain.
 const FAST: &[&str] =
     &["A@1000Mbit/s,memory=8GB", "B@1000Mbit/s,memory=8GB", "C@1000Mbit/s,memory=8GB"];
-/// Layers of the paper's models: a whole one has no room on one board.
+/// Models of some layers of the paper's models: a whole one does not fit on one board.
 const LAYERS: &[&str] = &["gpt2-large-4", "opt-2.7b-4"];
 
 /// All experiments over latency.
@@ -268,7 +268,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "whether an experiment that is made anew gives the same: ten times from nothing",
         environments: &["A"],
         models: &["bert-large"],
-        // As many tiles as hide all that can be hidden (`overlap`).
+        // As many tiles as hide all communication that can be hidden (`overlap`).
         variants: &[tiles("galaxy", 4)],
         samples: 3,
         in_a_row: 3,
@@ -278,7 +278,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
-/// The smoke form of one: tiny models, few runs, every step.
+/// The smoke form of an experiment: tiny models, few runs, every step.
 fn smoke(experiment: &Experiment) -> Experiment {
     let few = Experiment {
         tokens: match experiment.tokens {
@@ -301,45 +301,45 @@ fn smoke(experiment: &Experiment) -> Experiment {
     Experiment { environments, models, ..few }
 }
 
-/// How to run one.
+/// The options of `galaxy-testbed run`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// Which; without a name, all are listed
+    /// The experiment's name; without it, all are listed.
     pub name: Option<String>,
-    /// Tiny models and few runs: every step of it, in seconds
+    /// Tiny models and few runs: every step of it, in seconds.
     #[arg(long)]
     pub smoke: bool,
-    /// Processes on this machine's loopback instead of devices and links: no root, nothing to compare
+    /// Processes on this machine's loopback instead of devices and links: no root, nothing to compare.
     #[arg(long)]
     pub loopback: bool,
-    /// The testbed's name [default: the experiment's]
+    /// The testbed's name [default: the experiment's].
     #[arg(long, value_name = "NAME")]
     pub testbed: Option<String>,
-    /// Starts anew where a run was begun before
+    /// Starts anew where a run was begun before.
     #[arg(long)]
     pub fresh: bool,
-    /// Environments, names or files, instead of the experiment's own
+    /// Environments, names or files, instead of the experiment's own.
     #[arg(long, value_name = "NAME,NAME@CHANGE,...")]
     environments: Option<String>,
-    /// Models instead of the experiment's own
+    /// Models instead of the experiment's own.
     #[arg(long, value_delimiter = ',')]
     pub models: Option<Vec<String>>,
-    /// Counted runs of each cell instead of the experiment's own number
+    /// Counted runs of each cell instead of the experiment's own number.
     #[arg(long)]
     pub samples: Option<usize>,
-    /// Ring links without TLS
+    /// Ring links without TLS.
     #[arg(long)]
     pub plain: bool,
-    /// Where models are kept
+    /// The directory of models.
     #[arg(long, default_value = crate::models::CACHE)]
     pub cache: PathBuf,
-    /// Where results go
+    /// The directory of results.
     #[arg(long, default_value = "target/testbed-results")]
     pub output: PathBuf,
 }
 
 impl Options {
-    /// The environments that were asked for. A change behind an `@` may have commas of its own.
+    /// The environments that were asked for. A change behind an `@` may contain commas.
     fn environments(&self) -> Option<Vec<String>> {
         let mut names: Vec<String> = Vec::new();
         for part in self.environments.as_ref()?.split(',') {
@@ -359,10 +359,10 @@ fn quiet(options: &Options) -> Result<()> {
     if options.smoke || options.loopback { Ok(()) } else { health::quiet() }
 }
 
-/// How often a machine that is too busy to calibrate is asked again.
+/// The most tries to mend the devices' shares on a machine that is too busy.
 const UNSETTLED: usize = 4;
 
-/// Has devices as fast as they stand for, once more, before samples are taken.
+/// Mends the shares of devices once more, so that they have their speeds before samples are taken.
 fn settle(
     testbed: &mut Testbed,
     options: &Options,
@@ -384,7 +384,7 @@ fn settle(
     Ok(())
 }
 
-/// An experiment that is none over latency.
+/// An experiment that is not over latency.
 struct Other {
     name: &'static str,
     about: &'static str,

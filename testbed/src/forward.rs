@@ -1,10 +1,10 @@
 //! Delay and loss of links, for kernels without netem.
 //!
-//! Where a link delays or loses, its two ends are TAP interfaces instead of a veth pair: the
-//! device's `eth0`, and the hub's. One process for each testbed, inside its hub, moves the frames
-//! between them: what a device sends waits for the link's delay, what it receives passes at once.
-//! Both ends are shaped in front of it like any other link. It never decides anything else, and it
-//! goes away with the namespaces.
+//! Where a link delays or loses, its two ends are TAP interfaces instead of a veth pair: the device's `eth0`,
+//! and the hub's. One process for each testbed, the forwarder, runs inside its hub and moves the frames
+//! between them: what a device sends waits for the link's delay, what it receives passes at once. Both ends
+//! are shaped in front of it like any other link. The forwarder decides nothing else, and ends with the
+//! namespaces.
 //!
 //! Packets that the stack has not cut up yet pass whole, with the header that says how to cut them
 //! (the `virtio_net_hdr` of [`tun_rs`]'s offload): on a small machine that is the difference between
@@ -34,35 +34,36 @@ use std::{
 };
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-/// Largest frame: 64 KB of a packet, its Ethernet header and how to cut it.
+/// The bytes of the largest frame: 64 KB of a packet, its Ethernet header, and the header that says how to
+/// cut it.
 const FRAME: usize = 66_000;
 /// Frames of one end that are moved before the others have their turn.
 const TURN: usize = 16;
-/// How often it looks whether its namespaces still have their names: as long as it holds an
-/// interface, the kernel keeps a namespace that was removed.
+/// The time between two looks at whether the namespaces still have their names: as long as the forwarder
+/// holds an interface, the kernel keeps a namespace that was removed.
 const LOOK: Duration = Duration::from_secs(1);
-/// Most that it wakes up before a frame is due, and then spins: longer than any sleep was too long
-/// on an idle virtual machine.
+/// The longest that the forwarder wakes before a frame is due, and then spins: more than the delay of any
+/// sleep on an idle virtual machine.
 const EARLY: Duration = Duration::from_micros(300);
-/// How long it may take to start.
+/// The longest that the forwarder may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What it says when its interfaces are there.
+/// The text that the forwarder prints when its interfaces are there.
 const READY: &str = "ready";
-/// Bytes that may wait beyond what the link's rate brings during its delay.
+/// The bytes that may wait beyond what the link's rate brings during its delay.
 const SPARE: u64 = 1 << 20;
 
-/// A link that delays or loses.
+/// A link that delays or loses packets.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Line {
-    /// The place's number: the hub's end is named after it.
+    /// The index of the link's place, after which the hub's end is named.
     pub i: usize,
-    /// The place's name.
+    /// The name of the link's place.
     pub place: String,
-    /// Added to all that its device sends, ns.
+    /// The delay of everything that its device sends, in ns.
     pub delay_ns: u64,
     /// The share of packets that is lost, each way.
     pub loss: f64,
-    /// Bits per second.
+    /// The rate of the link, in bits per second.
     pub rate: u64,
 }
 
@@ -96,8 +97,7 @@ pub(crate) fn start(testbed: &str, lines: &[Line]) -> Result<()> {
         let why = if in_time { why.trim() } else { "it takes too long" };
         bail!("the forwarder, which delays and loses packets, does not start: {why}");
     }
-    // A delay is as precise as this process is prompt. Where the system does not grant it, it goes
-    // on with what it has.
+    // A delay is as precise as this process is prompt. Without a real-time priority it goes on all the same.
     let _ = Command::new("chrt")
         .args(["--fifo", "--pid", "1", &child.id().to_string()])
         .stdin(Stdio::null())
@@ -105,7 +105,7 @@ pub(crate) fn start(testbed: &str, lines: &[Line]) -> Result<()> {
     Ok(())
 }
 
-/// The forwarder's process: runs until its interfaces or the names of their namespaces are gone.
+/// Runs the forwarder's process, until its interfaces or the names of their namespaces are gone.
 ///
 /// # Errors
 /// When it cannot make its interfaces.
@@ -119,7 +119,7 @@ pub fn run(testbed: &str, lines: &str) -> Result<()> {
     let (mut ends, mut cables) = (Vec::new(), Vec::new());
     for line in &lines {
         let home = namespace(testbed, &line.place);
-        // A packet that is lost is one of the wire, not one of many segments.
+        // A lost packet is one on the wire, not one of many segments.
         let whole = line.loss == 0.0;
         ends.push(inside(&home, || tap("eth0", whole))??);
         ends.push(tap(&format!("h{}", line.i), whole)?);
@@ -134,7 +134,7 @@ pub fn run(testbed: &str, lines: &str) -> Result<()> {
     forward(&ends, &mut cables, &homes)
 }
 
-/// One end of a link, made in the namespace of the calling thread.
+/// Makes one end of a link in the namespace of the calling thread.
 fn tap(name: &str, whole: bool) -> Result<SyncDevice> {
     let builder = DeviceBuilder::new().name(name).layer(Layer::L2).enable(false);
     let device = builder
@@ -147,7 +147,7 @@ fn tap(name: &str, whole: bool) -> Result<SyncDevice> {
     Ok(device)
 }
 
-/// The names of namespaces, and what they stood for.
+/// The names of namespaces, each with the identity that it had at the start.
 struct Homes(Vec<(String, u64)>);
 
 impl Homes {
@@ -168,10 +168,10 @@ impl Homes {
     }
 }
 
-/// What a link does to frames: no interfaces, no clock of its own.
+/// What a link does to frames. It has no interfaces, and no clock of its own.
 struct Cable {
     delay: Duration,
-    /// Out of 2^64.
+    /// The probability of a loss, as a part of 2^64.
     loss: u64,
     chance: u64,
     waiting: VecDeque<(Instant, Vec<u8>)>,
@@ -185,7 +185,7 @@ impl Cable {
         Self {
             delay,
             loss: (line.loss * u64::MAX as f64) as u64,
-            // Different for each, and the same every time.
+            // A seed that differs for each link, and is the same every time.
             chance: line.i as u64,
             waiting: VecDeque::new(),
             bytes: 0,
@@ -202,7 +202,7 @@ impl Cable {
         (z ^ (z >> 31)) < self.loss
     }
 
-    /// Takes a frame that its device sent, unless too many wait.
+    /// Takes a frame that the link's device sent, unless too many bytes wait.
     fn send(&mut self, now: Instant, frame: &[u8]) {
         let size = frame.len() as u64;
         if self.bytes + size <= self.room {
@@ -211,7 +211,7 @@ impl Cable {
         }
     }
 
-    /// When the next frame is due.
+    /// The time at which the next frame is due; none where none waits.
     fn due(&self) -> Option<Instant> {
         self.waiting.front().map(|(due, _)| *due)
     }
@@ -224,19 +224,19 @@ impl Cable {
     }
 }
 
-/// How long to sleep so as to be awake in time, learnt from how much too long it slept before.
+/// How long to sleep so as to wake in time, learnt from how late earlier sleeps ended.
 #[derive(Default)]
 struct Sleep {
     late: Duration,
 }
 
 impl Sleep {
-    /// How long to sleep before something is due; zero once it is time to spin.
+    /// The time to sleep before something is due in `due`; zero once it is time to spin.
     fn before(&self, due: Duration) -> Duration {
         due.saturating_sub(self.late)
     }
 
-    /// Learns: fast upwards, slowly downwards, so that being late is rare and spinning short.
+    /// Learns from a sleep: fast upwards, slowly downwards, so that being late is rare and spinning short.
     fn took_longer(&mut self, late: Duration) {
         let late = late.min(EARLY);
         self.late = match late > self.late {
@@ -246,7 +246,8 @@ impl Sleep {
     }
 }
 
-/// Moves frames; `ends` are device and hub of each cable in turn.
+/// Moves frames until an interface or a namespace is gone. `ends` are the device's end and the hub's of each
+/// cable in turn.
 fn forward(ends: &[SyncDevice], cables: &mut [Cable], homes: &Homes) -> Result<()> {
     ensure!(ends.len() == 2 * cables.len(), "two ends for each link");
     let mut fds: Vec<PollFd<'_>> = ends.iter().map(|end| PollFd::new(end, PollFlags::IN)).collect();
@@ -308,7 +309,7 @@ fn forward(ends: &[SyncDevice], cables: &mut [Cable], homes: &Homes) -> Result<(
     }
 }
 
-/// Reads what has arrived, up to a turn's worth; false when the interface is gone.
+/// Reads the frames that have arrived, at most `TURN` of them; false when the interface is gone.
 fn take(from: &SyncDevice, frame: &mut [u8], mut each: impl FnMut(&[u8])) -> bool {
     for _ in 0..TURN {
         match rustix::io::read(from, &mut *frame) {
@@ -322,8 +323,8 @@ fn take(from: &SyncDevice, frame: &mut [u8], mut each: impl FnMut(&[u8])) -> boo
     true
 }
 
-/// Hands a frame to the other end. One that is unplugged takes none: the frame is lost, as on any
-/// cable; one that is gone is noticed when it is read from.
+/// Hands a frame to the other end. An end that is unplugged takes none: the frame is lost, as on any cable.
+/// An end that is gone is noticed when it is read from.
 fn pass(to: &SyncDevice, frame: &[u8]) {
     let _ = rustix::io::write(to, frame);
 }

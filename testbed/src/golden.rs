@@ -20,15 +20,15 @@ use std::{
     sync::Arc,
 };
 
-/// Law 1.
+/// The largest deviation that law 1 allows.
 pub const TOLERANCE: f32 = 1e-4;
 
-/// How work is cut over devices; beyond equal and uneven, what is easy to get wrong.
+/// The split of work over devices: equal and uneven ones, and edge cases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
-    /// The same share for all.
+    /// All devices have the same share.
     Equal,
-    /// Each device half as much again as the one before.
+    /// Each device has more than the one before, of heads, columns and rows by different factors.
     Uneven,
     /// The first device has one head and one column, the others the rest.
     OneHead,
@@ -42,7 +42,7 @@ pub enum Split {
     HalfBlocks,
 }
 
-/// All splits.
+/// All splits of work.
 pub const SPLITS: [Split; 7] = [
     Split::Equal,
     Split::Uneven,
@@ -52,7 +52,7 @@ pub const SPLITS: [Split; 7] = [
     Split::RowsOnly,
     Split::HalfBlocks,
 ];
-/// Checkpoints under `testdata/golden`.
+/// The checkpoints, by their folders under `testdata/golden`.
 pub const CHECKPOINTS: [&str; 29] = [
     "bert",
     "bert-f16",
@@ -84,7 +84,7 @@ pub const CHECKPOINTS: [&str; 29] = [
     "modernbert",
     "modernbert-biases",
 ];
-/// Strategies; of `auto`, plans that mix modes.
+/// The strategies; of `auto`, plans that mix modes.
 pub const STRATEGIES: [Strategy; 6] = [
     Strategy::Local,
     Strategy::Megatron,
@@ -93,9 +93,9 @@ pub const STRATEGIES: [Strategy; 6] = [
     Strategy::Pipeline,
     Strategy::Auto,
 ];
-/// How tiles find their way.
+/// The exchanges: the ways by which tiles travel.
 pub const EXCHANGES: [Exchange; 2] = [Exchange::Ring, Exchange::Direct];
-/// Modes of mixed plans: (attention, MLP) of a layer, and of the one after it.
+/// The modes of mixed plans: (attention, MLP) of a layer, and of the one after it.
 pub const MIXES: [[(Mode, Mode); 2]; 3] = {
     use Mode::{Sequence, Tensor};
     [
@@ -104,33 +104,33 @@ pub const MIXES: [[(Mode, Mode); 2]; 3] = {
         [(Sequence, Sequence), (Tensor, Tensor)],
     ]
 };
-/// Tile counts.
+/// The tile counts of the cases.
 pub const TILES: [u16; 3] = [1, 2, 5];
-/// Text lengths with reference outputs.
+/// The text lengths that have reference outputs, in tokens.
 pub const LENGTHS: [u32; 5] = [1, 2, 7, 64, 129];
 
-/// One cluster to run.
+/// One combination to run: a checkpoint, and a cluster for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Which checkpoint.
+    /// The folder of the checkpoint.
     pub checkpoint: &'static str,
-    /// How work is cut,
+    /// The strategy by which work is split.
     pub strategy: Strategy,
-    /// over how many devices,
+    /// The number of devices.
     pub devices: usize,
-    /// and in which proportions.
+    /// The proportions of the split.
     pub split: Split,
-    /// Tiles.
+    /// The number of tiles of a transfer.
     pub tiles: u16,
     /// Kernel threads of each device.
     pub threads: u16,
-    /// How tiles find their way.
+    /// The way by which tiles travel.
     pub exchange: Exchange,
-    /// The modes, where the strategy mixes them.
+    /// The modes of the layers, where the strategy mixes them.
     pub mix: [(Mode, Mode); 2],
 }
 
-/// The cases: pairwise combinations, or all.
+/// The cases: pairwise combinations of all values, or the full matrix.
 pub fn cases(full: bool) -> Vec<Case> {
     let case = |row: [usize; 8]| {
         let [c, s, d, p, t, threads, e, m] = row;
@@ -197,7 +197,7 @@ fn weights(split: Split, devices: usize) -> Vec<[u32; 4]> {
         .collect()
 }
 
-/// How the blocks of a layer are cut: where they stand beside each other, alike.
+/// The modes of the blocks of one layer; the blocks of a parallel residual have the same.
 fn modes(case: &Case, parallel: bool, layer: u32) -> Modes {
     let (attention, mut mlp) = match case.strategy {
         Strategy::Sequence => (Mode::Sequence, Mode::Sequence),
@@ -210,12 +210,12 @@ fn modes(case: &Case, parallel: bool, layer: u32) -> Modes {
     Modes { layers: Span::new(layer, layer + 1), attention, mlp }
 }
 
-/// The layers of each device, by the weights of heads.
+/// The layers of each device of a pipeline, by the weights of heads.
 fn stages(extent: Extent, weights: &[[u32; 4]]) -> Vec<Span<Layer>> {
     apportion(extent.layers, &weights.iter().map(|w| w[0]).collect::<Vec<_>>())
 }
 
-/// What device `i` computes; `part` where a block is cut by heads or columns.
+/// The assignments of device `i`. `part` is its share where a block is split by heads or columns.
 fn blocks(
     case: &Case,
     parallel: bool,
@@ -248,7 +248,7 @@ fn blocks(
     (0..extent.layers).map(block).collect()
 }
 
-/// A plan of such a split.
+/// The plan of a case.
 ///
 /// # Errors
 /// When a device has no valid name (never).
@@ -318,11 +318,11 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
     })
 }
 
-/// Reference tensors of a checkpoint by name.
+/// The reference tensors of a checkpoint, by name: floats, and token ids.
 pub struct Expected(HashMap<String, Vec<f32>>, HashMap<String, Vec<u32>>);
 
 impl Expected {
-    /// Reads `expected.safetensors`.
+    /// Reads the checkpoint's `expected.safetensors`.
     ///
     /// # Errors
     /// When it is not there or not as `scripts/golden.py` writes it.
@@ -341,24 +341,24 @@ impl Expected {
         }
         Ok(Self(floats, ids))
     }
-    /// Token ids of a text of this length.
+    /// The token ids of a text of this length.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no text of this length.
     pub fn ids(&self, length: u32) -> Result<&[u32]> {
         Ok(self.1.get(&format!("ids.{length}")).context("no ids of this length")?)
     }
-    /// The image that the values are of.
+    /// The image that the reference values are of.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the checkpoint has no image.
     pub fn pixels(&self) -> Result<&[f32]> {
         Ok(self.0.get("pixels").context("no pixels")?)
     }
-    /// Reference values: `hidden` or `logits` of a text of this length.
+    /// The reference values of a text of this length; `what` is `hidden` or `logits`.
     ///
     /// # Errors
-    /// When there are none.
+    /// When there are no such values.
     pub fn values(&self, what: &str, length: u32) -> Result<&[f32]> {
         Ok(self
             .0
@@ -367,7 +367,7 @@ impl Expected {
     }
 }
 
-/// max|a-b| / max|b|.
+/// The deviation by law 1: max|a-b| / max|b|, of what was computed and what was wanted.
 ///
 /// # Errors
 /// When lengths differ or something is not finite.
@@ -379,8 +379,8 @@ pub fn deviation(got: &[f32], want: &[f32]) -> Result<f32> {
     Ok(apart / largest.max(f32::MIN_POSITIVE))
 }
 
-/// Where the checkpoints lie.
-pub fn folder() -> PathBuf {
+/// The folder of the checkpoints.
+pub fn checkpoints_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden")
 }
 
@@ -392,17 +392,17 @@ pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
     run_over(case, wire, tolerance, |_| Ok(()))
 }
 
-/// [`run`] over the links by which `connect` connects the devices.
+/// Like [`run`], over links by which `connect` connects the devices.
 ///
 /// # Errors
-/// As there, and when they cannot be connected.
+/// As [`run`], and when the devices cannot be connected.
 pub fn run_over(
     case: &Case,
     wire: WireType,
     tolerance: f32,
     connect: impl FnOnce(&LocalCluster) -> Result<()>,
 ) -> Result<f32> {
-    let path = folder().join(case.checkpoint);
+    let path = checkpoints_dir().join(case.checkpoint);
     let dir = Arc::new(ModelDir::open(&path)?);
     let expected = Expected::read(&path)?;
     let plan = plan(&dir, case, wire)?;
@@ -422,7 +422,7 @@ pub fn run_over(
     if classes {
         kinds.push(Wanted::Classes);
     }
-    // Images have one length.
+    // All images have one length.
     let image = dir.spec().patches.map(|patches| [patches.rows(); 3]);
     let lengths = image.as_ref().map_or(&LENGTHS[..], |image| &image[..]);
     // Each length alone with two outputs, then all lengths together with all outputs in turn.
@@ -439,8 +439,8 @@ pub fn run_over(
     for batch in batches {
         let segments = batch.iter().enumerate().map(|(slot, &(rows, wanted))| Segment {
             slot: slot as u32,
-            past: 0,
-            kept: false,
+            context_len: 0,
+            cached: false,
             rows,
             wanted,
         });

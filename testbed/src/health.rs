@@ -1,11 +1,10 @@
 //! What the machine did during a sample, and whether the sample may count.
 //!
 //! # How busy is measured
-//! The kernel adds to the fields `user` and `system` of `/proc/stat` by looking at what runs when a
-//! timer ticks. A quota's periods beat with those ticks: a group that had 30% of a core was shown
-//! as 52%. `idle` is clocked, not sampled, and so is the processor time of control groups; only
-//! these are used. What is neither idle nor a process' is the kernel's work on packets between
-//! namespaces, and belongs to nobody.
+//! The kernel adds to the fields `user` and `system` of `/proc/stat` by looking at what runs when a timer
+//! ticks. A quota's periods beat with those ticks: a group that had 30% of a core was shown as 52%. `idle` is
+//! clocked, not sampled, and so is the processor time of control groups; only these are used. Time that is
+//! neither idle nor of a process is the kernel's work on packets between namespaces, and belongs to nobody.
 
 use crate::record::Verdict;
 use anyhow::{Context, Result};
@@ -17,54 +16,55 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A device must receive this share of its quota while it is busy: the quotas' own tolerance.
+/// The share of its quota that a device must receive while it is busy: the quotas' own tolerance.
 pub const LEAST_OF_QUOTA: f64 = 0.97;
-/// Most of the machine that its host may give to others: it slows all devices down unequally.
+/// The largest share of the machine that its host may give to others: it slows all devices down unequally.
 pub const MOST_STEAL: f64 = 0.02;
 /// The share of the machine that must be idle in every second. A machine without rest makes
 /// threads wait for each other, which the devices would not.
 pub const LEAST_IDLE: f64 = 0.03;
-/// Most of a core that processes which are not the testbed's may take: a quiet system takes 1%.
+/// The largest share of a core that processes other than the testbed's may take: a quiet system takes 1%.
 /// Samples shorter than a second may have as much of it as one of a second.
 pub const MOST_OTHERS: f64 = 0.05;
 
-/// Of the best speed of the same kernels over the same tiles; below this it was the machine.
+/// The least speed of kernels, as a share of the best speed of the same kernels over the same tiles; below it
+/// the machine was slower.
 const LEAST_SPEED: f64 = 0.7;
-/// Between two looks at the machine.
+/// The time between two looks at the machine.
 const LOOK: Duration = Duration::from_millis(250);
-/// The unit of `/proc/stat`, which is the same on every architecture that Galaxy is built for.
+/// The unit of `/proc/stat` in seconds, which is the same on every architecture that Galaxy is built for.
 const TICK: f64 = 0.01;
-/// All processes' time in ns, by control groups of the first version.
+/// The file of the processor time of all processes in ns, by control groups of the first version.
 const ALL_PROCESSES: &str = "/sys/fs/cgroup/cpuacct/cpuacct.usage";
-/// Others that take less of a core than this are not named.
+/// The least share of a core with which another process is named.
 const OF_NOTE: f64 = 0.01;
 
-/// How long cores are kept busy to see whether the host leaves them alone,
+/// How long cores are kept busy to see whether the host leaves them alone.
 const PROBE: Duration = Duration::from_millis(300);
-/// how long they rest when it does not, and how often that is tried.
+/// How long cores rest when the host does not; below it, how often the probe is tried.
 const REST: Duration = Duration::from_millis(700);
 const PROBES: usize = 60;
 
-/// What the machine did. Shares are of the whole machine, unless they say otherwise.
+/// What the machine did during a sample. Shares are of the whole machine, unless they say otherwise.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Health {
-    /// How long it was watched.
+    /// How long the machine was watched, in seconds.
     pub seconds: f64,
-    /// Not idle.
+    /// The share in which the machine was not idle.
     pub busy_share: f64,
-    /// Idle in the busiest second, or in all if that was shorter.
+    /// The idle share of the busiest second, or of the whole sample if that was shorter.
     pub least_idle_share: f64,
-    /// Taken by its host.
+    /// The share that the machine's host took.
     pub steal_share: f64,
-    /// Taken by processes that are not the testbed's, of one core. Where there are no control
-    /// groups of the first version, the kernel's work on packets is among it.
+    /// The share of one core that processes other than the testbed's took. Without control groups of the
+    /// first version, the kernel's work on packets is included.
     pub others_share: f64,
-    /// The busiest of them, as `rustc 12.0%`; only those that still ran at the end.
+    /// The busiest of these processes, as `rustc 12.0%`; only those that still ran at the end.
     pub others: Vec<String>,
 }
 
 impl Health {
-    /// Its figures by name, to be kept with a sample.
+    /// The figures by name, to be kept with a sample.
     pub fn values(&self) -> impl Iterator<Item = (String, f64)> {
         [
             ("machine_busy", self.busy_share),
@@ -77,20 +77,20 @@ impl Health {
     }
 }
 
-/// What a device received during a sample.
+/// The processor time that a device received during a sample.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceShare {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its share of a core; none where it is not held to any.
+    /// The device's share of a core; none where it is not held to any.
     pub quota: Option<f64>,
-    /// Processor time of what the quota holds, ns.
+    /// The processor time of the threads under the quota, in ns.
     pub received: u64,
-    /// How long that had something to do, ns.
+    /// How long these threads had something to do, in ns.
     pub busy: u64,
 }
 
-/// Whether a sample may count.
+/// The verdict on a sample: whether it may count.
 pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
     let percent = |share: f64| format!("{:.1}%", share * 100.0);
     let mut reasons = Vec::new();
@@ -107,7 +107,7 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
         let (took, most) = (percent(health.steal_share), percent(MOST_STEAL));
         reasons.push(format!("the host took {took} of the machine; {most} is allowed"));
     }
-    // Devices with cores to themselves may take all of them.
+    // Devices with cores to themselves may use all of them.
     let limited = devices.iter().any(|device| device.quota.is_some());
     if limited && health.least_idle_share < LEAST_IDLE {
         let (idle, least) = (percent(health.least_idle_share), percent(LEAST_IDLE));
@@ -125,8 +125,8 @@ pub fn judge(health: &Health, devices: &[DeviceShare]) -> Verdict {
     Verdict::of(reasons)
 }
 
-/// Waits until the host leaves the machine alone, or a minute: what it takes comes in bursts, and only
-/// a machine that works shows it.
+/// Waits until the host leaves the machine alone, or for a minute: what the host takes comes in bursts, and
+/// only a busy machine shows it.
 ///
 /// # Errors
 /// Where the machine has no `/proc/stat`.
@@ -160,10 +160,10 @@ pub fn quiet() -> Result<()> {
     Ok(())
 }
 
-/// Why a sample does not count whose kernels did far less in their processor time than those of the
-/// best sample of the same plan: then the host has slowed the cores themselves, which no clock of
-/// ours shows. Other plans have other tiles, and kernels that wait longer for links are slower after
-/// it, so they are no measure. Speeds in GFLOP/s of processor time.
+/// Why a sample does not count whose kernels did far less in their processor time than those of the best
+/// sample of the same plan: then the host has slowed the cores themselves, which no clock of ours shows.
+/// Other plans are no measure: they have other tiles, and kernels that wait longer for links are slower after
+/// it. Both speeds are in GFLOP/s of processor time.
 pub fn slowed(reached: f64, best: f64) -> Option<String> {
     (reached < LEAST_SPEED * best).then(|| {
         format!(
@@ -179,7 +179,7 @@ struct Look {
     idle: f64,
     steal: f64,
     cores: usize,
-    /// All processes' together, where the kernel keeps count.
+    /// The processor time of all processes together; none where the kernel keeps no count.
     processes: Option<f64>,
 }
 
@@ -203,14 +203,14 @@ impl Look {
         Ok(Self { at, idle: clock(3) + clock(4), steal: clock(7), cores, processes })
     }
 
-    /// Of the machine, from `self` to `then`.
+    /// The share of the machine's time that `clock` advanced, from `self` to `then`.
     fn share(&self, then: &Self, clock: impl Fn(&Self) -> f64) -> f64 {
         let all = (then.at - self.at) * self.cores as f64;
         if all <= 0.0 { 0.0 } else { ((clock(then) - clock(self)) / all).clamp(0.0, 1.0) }
     }
 }
 
-/// Looks, first to last, and the seconds of processor time that were the testbed's own.
+/// Sums up the looks, first to last. `own` are the seconds of processor time that were the testbed's own.
 fn sum_up(looks: &[Look], own: f64) -> Health {
     let [first, .., last] = looks else { return Health::default() };
     let seconds = last.at - first.at;
@@ -234,7 +234,7 @@ fn sum_up(looks: &[Look], own: f64) -> Health {
     }
 }
 
-/// Processor time of this process, ns.
+/// The processor time of this process, in ns.
 fn this_process() -> u64 {
     #[cfg(target_os = "linux")]
     {
@@ -246,7 +246,7 @@ fn this_process() -> u64 {
     0
 }
 
-/// Name and processor seconds of every process that runs, by its number.
+/// The name and the processor seconds of every process that runs, by its id.
 fn running() -> HashMap<u32, (String, f64)> {
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -262,7 +262,7 @@ fn running() -> HashMap<u32, (String, f64)> {
     pids.filter_map(time).collect()
 }
 
-/// The busiest processes since `before` that are in no testbed's group.
+/// The busiest processes since `before` that are in no testbed's group, as `rustc 12.0%`.
 fn busiest(before: &HashMap<u32, (String, f64)>, seconds: f64) -> Vec<String> {
     let used = |pid: &u32, now: f64| now - before.get(pid).map_or(0.0, |(_, then)| *then);
     let mut all: Vec<(u32, String, f64)> = running()
@@ -278,7 +278,7 @@ fn busiest(before: &HashMap<u32, (String, f64)>, seconds: f64) -> Vec<String> {
     all.iter().take(3).map(|(_, name, share)| format!("{name} {:.1}%", share * 100.0)).collect()
 }
 
-/// Looks at the machine until the sample is over.
+/// Looks at the machine from time to time until a sample is over.
 pub struct Watch {
     stop: Sender<()>,
     looks: JoinHandle<Result<Vec<Look>>>,
@@ -287,7 +287,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// From now on.
+    /// Begins to watch.
     ///
     /// # Errors
     /// Where the machine has no `/proc/stat`.
@@ -309,14 +309,14 @@ impl Watch {
         Ok(Self { stop, looks, before, own })
     }
 
-    /// Until now. `ours` is the processor time since the start of the testbed's groups and of its
-    /// processes outside them, in ns, without this process.
+    /// Ends the watch, and sums up. `ours` is the processor time since the start of the testbed's groups and
+    /// of its processes outside them, in ns, without this process.
     ///
     /// # Errors
     /// When the machine could not be looked at.
     pub fn finish(self, ours: u64) -> Result<Health> {
         let own = this_process() - self.own;
-        // It only fails when the thread has ended, which the next line tells.
+        // Sending fails only when the thread has ended, which the next line reports.
         let _ = self.stop.send(());
         let looks = self.looks.join().ok().context("the thread that watches panicked")??;
         let health = sum_up(&looks, (own + ours) as f64 * 1e-9);

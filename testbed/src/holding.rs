@@ -1,4 +1,4 @@
-//! Kernel threads under their devices' quotas: once a model is placed, or as soon as there are any.
+//! Kernel threads under their devices' quotas: those of a placed model, or new ones as soon as there are any.
 
 use crate::{cgroup::Group, inside, processes::PATIENCE};
 use anyhow::{Context, Result, ensure};
@@ -13,35 +13,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two looks for new threads. What a thread does before it is found has no quota: a profile
-/// measures for seconds, and repeats what does not fit.
+/// The time between two looks for new threads. Until a thread is found it has no quota: a profile measures
+/// for seconds, and repeats what does not fit.
 const LOOK: Duration = Duration::from_millis(2);
-/// The same while none are expected: what is measured then shares a core with who looks.
+/// The same time while no new threads are expected: what is measured then shares a core with the thread that
+/// looks.
 const REST: Duration = Duration::from_millis(50);
-/// Looks that read the names of all threads once their number has changed: a thread gives itself its
-/// name some time after it was made. The others only look at the number, which takes far less from
-/// the kernels that share a core with who looks,
+/// The number of looks that read the names of all threads after their number has changed: a thread sets its
+/// name some time after it starts. Other looks read only the number, which disturbs the kernels on the same
+/// core far less.
 const NAMES: u32 = 8;
-/// but for one in so many: a thread may end as another begins.
+/// One look in this many reads the names anyway: a thread may end as another begins.
 const ANYHOW: u32 = 32;
 
 /// A worker whose kernels have one core, or a share of one.
 pub(crate) struct Limited {
     pub(crate) pid: u32,
     pub(crate) core: usize,
-    /// Whose quota its kernels are under.
+    /// The group whose quota its kernels are under; none where it has no quota.
     pub(crate) group: Option<Group>,
 }
 
 impl Limited {
-    /// Puts a thread under the quota.
+    /// Binds a thread to the core, and puts it under the quota.
     pub(crate) fn hold(&self, thread: u32) -> Result<()> {
         let id = rustix::thread::Pid::from_raw(thread.cast_signed());
         rustix::thread::sched_setaffinity(id, &core(self.core))?;
         self.group.as_ref().map_or(Ok(()), |group| group.hold_thread(self.pid, thread))
     }
 
-    /// Puts those under the quota that are not yet, and forgets those that have gone.
+    /// Puts new kernel threads under the quota, and forgets those that have gone.
     fn hold_new(&self, known: &mut Known) {
         // A worker that is gone has no threads, and whoever uses it says so.
         let tasks = std::fs::metadata(format!("/proc/{}/task", self.pid));
@@ -67,22 +68,22 @@ impl Limited {
 /// What is known of a worker's threads.
 #[derive(Clone, Default)]
 struct Known {
-    /// Those under the quota.
+    /// The ids of the threads under the quota.
     held: BTreeSet<u32>,
-    /// How many there are, as links of their directory,
+    /// The number of threads, as the number of links of their directory.
     count: u64,
-    /// and looks since that changed.
+    /// The looks since that number changed.
     looks: u32,
 }
 
-/// Looks for kernel threads as long as it lives.
+/// Looks for new kernel threads, in a thread of its own, until it is dropped.
 pub struct Holding {
     over: Arc<AtomicBool>,
     pace: Pace,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How often a [`Holding`] looks.
+/// The control over how often a [`Holding`] looks.
 #[derive(Clone)]
 pub struct Pace {
     resting: Arc<AtomicBool>,
@@ -90,7 +91,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Lets it look at once, then seldom where it rests, and often where new threads are expected.
+    /// Lets it look at once, then seldom if `resting`, and often where new threads are expected.
     pub fn rest(&self, resting: bool) {
         self.resting.store(resting, Ordering::Relaxed);
         self.looks.unpark();
@@ -117,7 +118,7 @@ impl Holding {
         Self { over, pace, thread: Some(thread) }
     }
 
-    /// How often it looks: often, until something else is said.
+    /// The control over how often it looks: often, until `Pace::rest` says otherwise.
     pub fn pace(&self) -> Pace {
         self.pace.clone()
     }
@@ -128,7 +129,7 @@ impl Drop for Holding {
         self.over.store(true, Ordering::Relaxed);
         self.pace.looks.unpark();
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
+            // The thread returns nothing.
             drop(thread.join());
         }
     }
@@ -143,8 +144,8 @@ pub(crate) fn took(pid: u32) -> u64 {
         .sum()
 }
 
-/// The threads of a worker that run kernels, once there are any: a thread gives itself its name
-/// some time after it was made.
+/// The threads of a worker that run kernels, once there are any: a thread sets its name some time after it
+/// starts.
 pub(crate) fn compute_threads(pid: u32) -> Result<Vec<u32>> {
     let deadline = Instant::now() + PATIENCE;
     loop {

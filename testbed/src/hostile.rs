@@ -1,8 +1,8 @@
-//! How those fare who mean no harm while others do: strangers, clients and devices that take what
-//! they can of a coordinator, a worker and `galaxy serve` on this machine, and a mirror of the Hub.
+//! `galaxy-testbed hostile`: how honest clients fare while strangers, clients and devices take what they can
+//! of a coordinator, a worker and `galaxy serve` on this machine, and a mirror of the Hub attacks a pull.
 //!
-//! Each attack has an end, and so has each wait. What is looked at: by how much later an honest one is
-//! answered, whose handshake takes 300 ms, and by how much the memory of who is attacked grows.
+//! Each attack has an end, and so has each wait. Measured are how much later an honest client, whose
+//! handshake takes 300 ms, is answered, and how much the memory of the attacked process grows.
 
 mod crowd;
 mod device;
@@ -12,9 +12,9 @@ mod mirror;
 
 use crate::processes::{Process, Setup, TestCluster, program};
 use anyhow::{Context, Result, bail};
-use crowd::{Crowd, Manner};
+use crowd::{ConnectionState, HostileConnections};
 use galaxy_proto::identity::{Identity, Role};
-use greedy::Greed;
+use greedy::RequestAttack;
 use honest::{DELAY, Honest};
 use serde::Serialize;
 use std::{
@@ -24,18 +24,19 @@ use std::{
     time::Duration,
 };
 
-/// By how much later an honest one may be answered,
+/// The longest that an honest client may be answered later under connections than without.
 const LATER: Duration = Duration::from_millis(250);
-/// by how much memory may grow under connections,
+/// The bytes by which memory may grow under connections.
 const GROWTH: u64 = 64 << 20;
-/// and by how much under what one client sends: its budget, and that.
+/// The bytes by which memory may grow under what one client sends: its budget, and `GROWTH`.
 const BUDGET: u64 = 256_000_000 + GROWTH;
-/// Requests of the honest one, of each measurement.
+/// The honest client's requests of each measurement.
 const ASKED: usize = 8;
-/// Under what one client sends, requests wait for programs.
+/// The longest that a request may be answered later under what one client sends, where requests wait for
+/// programs.
 const BEHIND: Duration = Duration::from_secs(5);
 
-/// What is tried.
+/// The options of `galaxy-testbed hostile`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
     /// The model that is served.
@@ -61,58 +62,58 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Kinds of attacks.
+/// The kinds of attacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attacks {
-    /// Connections that are held, by strangers and by clients and devices.
+    /// Connections that are held open, by strangers and by clients and devices.
     Connections,
     /// Requests of one client.
     Requests,
-    /// What a device answers.
+    /// A device's answers.
     Devices,
-    /// What a mirror of the Hub answers.
+    /// A Hub mirror's answers.
     Mirrors,
 }
 
-/// Who is attacked.
+/// The process that is attacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// The coordinator.
+    /// The coordinator of the cluster.
     Coordinator,
-    /// A worker.
+    /// The worker of the cluster.
     Worker,
-    /// `galaxy serve`.
+    /// The process of `galaxy serve`.
     Serve,
 }
 
 /// One row of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Who was attacked.
+    /// The process that was attacked.
     pub target: Target,
-    /// By what.
+    /// The attack, as text.
     pub attack: String,
-    /// Connections that were open at the end as the attacker sees it: whom the system dropped before it was
-    /// accepted, and who says nothing, does not know,
+    /// The connections that were open at the end, as the attacker sees it: a silent connection that the
+    /// system dropped before it was accepted still counts.
     pub open: usize,
-    /// and connections, or requests, in all.
+    /// The connections, or requests, in all.
     pub opened: u64,
-    /// How long the honest one waited before, without its own delay: the median, in milliseconds.
+    /// The median wait of the honest client before the attack, without its own delay, in milliseconds.
     pub before_ms: f64,
-    /// And meanwhile: the median,
+    /// The median wait of the honest client during the attack, in milliseconds.
     pub median_ms: f64,
-    /// and the longest.
+    /// The longest wait of the honest client during the attack, in milliseconds.
     pub longest_ms: f64,
-    /// Times that it was not answered.
+    /// The honest client's requests that were not answered.
     pub unanswered: usize,
-    /// By how many bytes the memory grew at most.
+    /// The bytes by which memory grew at most.
     pub growth: u64,
-    /// Whether that is within bounds.
+    /// Whether waits and memory stayed within their bounds.
     pub held: bool,
 }
 
-/// What all of them came to.
+/// The results of all attacks.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Report {
     rows: Vec<Row>,
@@ -120,7 +121,7 @@ struct Report {
     mirrors: Vec<mirror::Row>,
 }
 
-/// Attacks all in turn, and says how they fared.
+/// Runs the wanted attacks one after another, and prints how the honest clients fared.
 ///
 /// # Errors
 /// When something cannot be started, or a bound was not kept.
@@ -163,7 +164,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Says what begins.
+/// Prints which attack begins.
 fn say(who: impl std::fmt::Display, attack: &str) {
     eprintln!("{who}: {attack}");
 }
@@ -194,15 +195,15 @@ fn show(rows: &[Row]) {
     }
 }
 
-/// A cluster of one worker, and `galaxy serve` before it.
-struct Stage {
+/// A cluster of one worker, and `galaxy serve` in front of it.
+struct HostileCluster {
     model: PathBuf,
     cluster: TestCluster,
     serve: Process,
     at: String,
 }
 
-impl Stage {
+impl HostileCluster {
     fn up(model: &Path) -> Result<Self> {
         let model = model.canonicalize().with_context(|| model.display().to_string())?;
         let setup = Setup { shares: vec![1.0], ..Setup::new(model.clone()) };
@@ -249,12 +250,12 @@ impl Stage {
     }
 }
 
-/// What a process holds in memory.
+/// The bytes of memory that a process holds now.
 fn resident(pid: u32) -> Result<u64> {
     of_status(pid, "VmRSS:")
 }
 
-/// The most that it has held.
+/// The most bytes of memory that a process has held.
 fn peak(pid: u32) -> Result<u64> {
     of_status(pid, "VmHWM:")
 }
@@ -269,15 +270,17 @@ fn of_status(pid: u32, name: &str) -> Result<u64> {
 async fn hold_connections(options: &Options) -> Result<Vec<Row>> {
     let own = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let other = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
-    let stage = Stage::up(&options.model)?;
+    let stage = HostileCluster::up(&options.model)?;
     let mut rows = Vec::new();
     for target in [Target::Coordinator, Target::Worker, Target::Serve] {
         for (from, whose) in [(other, "another address"), (own, "its own address")] {
-            for (manner, how) in [(Manner::Silent, "silent"), (Manner::HalfOpen, "half-open")] {
+            for (manner, how) in
+                [(ConnectionState::Silent, "silent"), (ConnectionState::HalfOpen, "half-open")]
+            {
                 for rate in [0, options.rate] {
                     let again = if rate > 0 { format!(", {rate}/s again") } else { String::new() };
                     let attack = format!("{} {how} from {whose}{again}", options.connections);
-                    let crowd = Crowd::gather(
+                    let crowd = HostileConnections::gather(
                         (target, stage.address(target).parse()?),
                         from,
                         manner,
@@ -298,21 +301,26 @@ async fn hold_connections(options: &Options) -> Result<Vec<Row>> {
 }
 
 async fn ask_for_much(options: &Options) -> Result<Vec<Row>> {
-    let stage = Stage::up(&options.model)?;
+    let stage = HostileCluster::up(&options.model)?;
     let mut rows = Vec::new();
-    for greed in Greed::OF_TEXTS {
+    for greed in RequestAttack::OF_TEXTS {
         rows.push(greedy::under(&stage, greed).await?);
     }
     drop(stage);
-    rows.push(greedy::under(&Stage::up(&options.images)?, Greed::Images).await?);
+    rows.push(greedy::under(&HostileCluster::up(&options.images)?, RequestAttack::Images).await?);
     Ok(rows)
 }
 
-/// How the honest one fares under a crowd, once that was there for a while.
-async fn under(stage: &Stage, target: Target, attack: String, mut crowd: Crowd) -> Result<Row> {
+/// How the honest client fares under a crowd, once that was there for a while.
+async fn under(
+    stage: &HostileCluster,
+    target: Target,
+    attack: String,
+    mut crowd: HostileConnections,
+) -> Result<Row> {
     say(format_args!("{target:?}"), &attack);
     let honest = stage.honest(target)?;
-    // Before: the crowd has not begun.
+    // Measured before the crowd begins.
     let before = honest.median(ASKED).await?.saturating_sub(DELAY);
     let memory = stage.memory(target)?;
     crowd.begin().await;

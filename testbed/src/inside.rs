@@ -20,21 +20,22 @@ use std::{
 const NAMES: &str = "/run/netns";
 /// The real-time priority of kernels behind a gate: above all that is not real-time.
 pub(crate) const KERNELS: u8 = 1;
-/// That of the thread that puts them there: the weight of its own testbed would keep it waiting.
+/// The real-time priority of the thread that puts kernels there: the weight of its own testbed would keep it
+/// waiting.
 pub(crate) const HOLDER: u8 = 2;
 
 /// Where a program is to run.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// The network namespace, by name; without it this one's.
+    /// The network namespace, by name; without it, this process's own.
     #[arg(long)]
     network: Option<String>,
-    /// The control groups, as TESTBED/DEVICE; without them this one's.
+    /// The control groups, as TESTBED/DEVICE; without them, this process's own.
     #[arg(long)]
     group: Option<String>,
-    /// What runs under the quota at once.
+    /// The part of the program that runs under the quota at once.
     #[arg(long, value_enum, default_value = "none")]
-    hold: Held,
+    hold: Occupant,
     /// The only core to run on.
     #[arg(long)]
     core: Option<usize>,
@@ -43,12 +44,12 @@ pub struct Options {
     program: Vec<OsString>,
 }
 
-/// What runs under the quota from the start.
+/// The part of a program that runs under the quota from the start.
 #[derive(Clone, Copy, clap::ValueEnum, Debug)]
-enum Held {
+enum Occupant {
     /// The whole process.
     Process,
-    /// Nothing, until threads of it are put there.
+    /// Nothing, until threads of the program are put under it.
     None,
 }
 
@@ -77,7 +78,7 @@ pub fn command(
     Ok(command)
 }
 
-/// Becomes the program; comes back only with an error.
+/// Becomes the program; returns only with an error.
 ///
 /// # Errors
 /// When there is no such namespace, group, core or program.
@@ -92,8 +93,8 @@ pub fn run(options: &Options) -> Result<()> {
         let (testbed, device) = group.split_once('/').context("--group is TESTBED/DEVICE")?;
         let (group, me) = (Group::open(testbed, device)?, std::process::id());
         match options.hold {
-            Held::Process => group.hold_process(me)?,
-            Held::None => group.adopt(me)?,
+            Occupant::Process => group.hold_process(me)?,
+            Occupant::None => group.adopt(me)?,
         }
     }
     let (program, arguments) = options.program.split_first().context("no program is given")?;
@@ -150,7 +151,7 @@ pub(crate) fn real_time(thread: u32, priority: u8) {
 /// The cores that this thread may run on.
 ///
 /// # Errors
-/// When the system does not tell.
+/// When the system does not report them.
 pub fn cores() -> Result<Vec<usize>> {
     let set = thread::sched_getaffinity(None).context("cannot tell the cores of this process")?;
     Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())

@@ -1,8 +1,8 @@
 //! A testbed that is up: its network, limits, workers, and what is kept about it.
 //!
-//! What a testbed made is found again from its name alone (namespaces, groups), so that `down` works
-//! after any crash. What is kept in its directory serves the other commands: the environment, the
-//! calibration, keys, logs, and the workers' process ids.
+//! All that a testbed creates is found again from its name alone (namespaces, groups), so that `down` works
+//! after any crash. Its directory serves the other commands: the environment, the calibration, keys, logs,
+//! and the workers' process ids.
 
 mod removal;
 
@@ -30,52 +30,53 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The place of whoever coordinates: no device, no limits.
+/// The name of the coordinator's place, which is no device and has no limits.
 pub const COORDINATOR: &str = "coordinator";
-/// Where workers listen; each has a network of its own.
+/// The port on which workers listen; each has a network of its own.
 const PORT: u16 = 7100;
-/// Between two looks at a process that does not tell.
+/// The time between two looks at a process that does not report a change.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A testbed.
+/// A testbed that is up.
 pub struct Testbed {
-    /// Its name.
+    /// The testbed's name.
     pub name: String,
-    /// What it stands for.
+    /// The environment that it emulates.
     pub environment: Environment,
-    /// Whether it only is a few processes on this machine: no shaping, no limits.
+    /// Whether it is only processes on this machine: no shaping, no limits.
     pub loopback: bool,
-    /// The devices' quotas and speeds.
+    /// The quotas and speeds of the devices.
     pub calibration: Calibration,
     directory: PathBuf,
-    /// Takes it down with whoever made it, if it is for one measurement: before the lock is left.
+    /// Takes the testbed down with the process that made it, if it is for one measurement. It is dropped
+    /// before the lock.
     passing: Option<Passing>,
-    /// Held while an experiment uses it.
+    /// The lock that is held while an experiment uses the testbed.
     lock: Option<File>,
-    /// What makes its quotas true, if it was made here.
+    /// The process of the metronome, which keeps its quotas, if that was started here.
     metronome: Option<u32>,
 }
 
-/// What stands in the testbed's directory.
+/// The state that is kept in the testbed's directory.
 #[derive(Serialize, Deserialize)]
-struct State {
+struct SavedState {
     loopback: bool,
     calibration: Calibration,
 }
 
-/// How work is split over the devices.
+/// The way by which work is split over the devices.
 #[derive(Clone, Copy, Debug)]
 pub enum Split<'a> {
-    /// By hand.
+    /// A split by hand.
     Shares {
-        /// One for each device.
+        /// The share of each device.
         shares: &'a [f64],
-        /// Into how many tiles.
+        /// The number of tiles.
         tiles: u16,
     },
-    /// By the planner, from what the devices measure of themselves.
+    /// A split by the planner, from what the devices measure of themselves.
     Profiles {
-        /// Tokens of the text that it plans for.
+        /// The tokens of the text that is planned for.
         tokens: u32,
     },
 }
@@ -83,28 +84,28 @@ pub enum Split<'a> {
 /// A worker that was started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Worker {
-    /// On which device.
+    /// The name of the device on which it runs.
     pub device: String,
-    /// Its process,
+    /// The worker's process id.
     pub pid: u32,
-    /// and when that began, in ticks since boot: ids are used again.
+    /// The time at which the process began, in ticks since boot, since ids are used again.
     pub began: u64,
-    /// Where it listens.
+    /// The address on which the worker listens.
     pub address: String,
 }
 
 impl Worker {
-    /// Whether it still runs.
+    /// Whether the worker still runs.
     pub fn alive(&self) -> bool {
         began(self.pid).is_some_and(|began| began == self.began)
     }
 }
 
-/// When a process began, in ticks since boot; none when it is gone, or a zombie without threads: one
-/// that has some still holds what they hold, sockets too, and threads under a quota end slowly.
+/// The time at which a process began, in ticks since boot; none when it is gone, or a zombie without threads.
+/// A zombie that has threads still holds what they hold, sockets too, and threads under a quota end slowly.
 fn began(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before may hold anything, closing brackets too.
+    // The name before may hold any characters, closing brackets too.
     let mut fields = text[text.rfind(')')? + 1..].split_whitespace();
     let state = fields.next()?;
     let threads: u32 = fields.nth(16)?.parse().ok()?;
@@ -113,12 +114,12 @@ fn began(pid: u32) -> Option<u64> {
     fields.nth(1)?.parse().ok()
 }
 
-/// Whether this process may make namespaces and groups.
+/// Whether this process may create namespaces and groups.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// What a real testbed of this environment needs and this machine lacks, each with what to do.
+/// What a shaped testbed of this environment needs and this machine lacks, each with a remedy.
 pub fn missing(environment: &Environment) -> Vec<String> {
     let delayed = environment.devices.iter().any(|d| !d.delay.is_zero() || d.loss > 0.0);
     let throttled = environment.devices.iter().any(|d| d.disk.is_some());
@@ -129,7 +130,7 @@ pub fn missing(environment: &Environment) -> Vec<String> {
 }
 
 impl Testbed {
-    /// Makes all of it: networks, limits, quotas that give each device its speed.
+    /// Brings up all of it: networks, limits, and quotas that give each device its speed.
     ///
     /// # Errors
     /// When the machine lacks something (all that it lacks is named), or the name is taken.
@@ -149,7 +150,7 @@ impl Testbed {
             !taken,
             "testbed {name:?} is up: take it down first (`galaxy-testbed down {name}`), or give another --name"
         );
-        // What a crash left behind.
+        // Removes what a crash left behind.
         sweep(name, loopback)?;
         std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
         std::fs::write(directory.join("environment.toml"), environment.source())?;
@@ -170,9 +171,9 @@ impl Testbed {
         }
     }
 
-    /// [`Testbed::up`] for a measurement: of that name nothing is left of a run that was killed, and nothing
-    /// is on its way to the disk. Warns of others that are up. It goes when it is dropped, too, and when a
-    /// signal ends this process.
+    /// [`Testbed::up`] for a measurement: nothing is left under that name by a run that was killed, and
+    /// nothing is on its way to the disk. Warns of others that are up. The testbed is also taken down when it
+    /// is dropped, and when a signal ends this process.
     ///
     /// # Errors
     /// As [`Testbed::up`] and [`down`].
@@ -230,20 +231,20 @@ impl Testbed {
     }
 
     fn save(&self) -> Result<()> {
-        let state = State { loopback: self.loopback, calibration: self.calibration.clone() };
+        let state = SavedState { loopback: self.loopback, calibration: self.calibration.clone() };
         let text = serde_json::to_vec_pretty(&state)?;
         Ok(std::fs::write(self.directory.join("state.json"), text)?)
     }
 
-    /// One that is up.
+    /// Opens a testbed that is up.
     ///
     /// # Errors
-    /// When none of that name is.
+    /// When no testbed of that name is up.
     pub fn open(name: &str) -> Result<Self> {
         for loopback in [false, true] {
             let directory = state_directory(!loopback).join(name);
             let Ok(text) = std::fs::read(directory.join("state.json")) else { continue };
-            let State { loopback, calibration } =
+            let SavedState { loopback, calibration } =
                 serde_json::from_slice(&text).with_context(|| {
                     format!("testbed {name:?} is damaged: `galaxy-testbed down {name}`")
                 })?;
@@ -266,7 +267,7 @@ impl Testbed {
         bail!("no testbed {name:?} is up (up: {up}); `galaxy-testbed up ENVIRONMENT` makes one")
     }
 
-    /// The only one that is up, or the one of that name.
+    /// Opens the only testbed that is up, or the one of that name.
     ///
     /// # Errors
     /// When none is up, or several are and no name is given.
@@ -279,10 +280,10 @@ impl Testbed {
         }
     }
 
-    /// Keeps others from using or removing it, as long as this value lives.
+    /// Keeps other processes from using or removing the testbed, as long as this value lives.
     ///
     /// # Errors
-    /// When another does.
+    /// When another process has locked it.
     pub fn lock(&mut self) -> Result<()> {
         let file = File::create(self.directory.join("lock"))?;
         match file.try_lock() {
@@ -305,7 +306,7 @@ impl Testbed {
         self.directory.join("keys").join(name)
     }
 
-    /// Index of a device.
+    /// The index of a device.
     ///
     /// # Errors
     /// When there is none of that name.
@@ -334,7 +335,7 @@ impl Testbed {
         }
     }
 
-    /// What a device used.
+    /// The resources that a device has used.
     ///
     /// # Errors
     /// When its group cannot be read.
@@ -345,7 +346,7 @@ impl Testbed {
         Group::open(&self.name, self.environment.devices[device].name.as_str())?.usage()
     }
 
-    /// Moves this process beside the devices, so that they do not keep it waiting.
+    /// Moves this process into the group beside the devices, so that they do not keep it waiting.
     ///
     /// # Errors
     /// When its groups are gone.
@@ -356,7 +357,7 @@ impl Testbed {
         }
     }
 
-    /// Processor time of what the testbed itself runs beside the devices, in ns.
+    /// The processor time of the testbed's own processes beside the devices, in ns.
     pub fn overhead(&self) -> u64 {
         if self.loopback {
             return 0;
@@ -364,11 +365,12 @@ impl Testbed {
         network::daemons(&self.name).into_iter().map(|pid| took(pid.unsigned_abs())).sum()
     }
 
-    /// Starts a worker on every device that serves the models below `models`, and waits until all listen.
-    /// What they make or bring of models is in `caches`, by name, or where workers keep it by themselves.
+    /// Starts a worker on every device that serves the models below `models`, and waits until all listen. The
+    /// files that they make or bring of models are in `caches`, by device name, or where workers keep them by
+    /// default.
     ///
     /// # Errors
-    /// When one does not.
+    /// When a worker does not start.
     pub fn start_workers(
         &self,
         models: &Path,
@@ -396,7 +398,7 @@ impl Testbed {
             let said = self.log(name);
             let out = File::create(&said)?;
             command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
-            // Not in our group: it outlives `up`, and no Ctrl-C of ours reaches it.
+            // A group of its own: it outlives `up`, and no Ctrl-C of ours reaches it.
             std::os::unix::process::CommandExt::process_group(&mut command, 0);
             let child = command.spawn().with_context(|| format!("a worker on {name}"))?;
             let pid = child.id();
@@ -404,7 +406,7 @@ impl Testbed {
                 began(pid).with_context(|| format!("the worker on {name} ended at once"))?;
             workers.push(Worker { device: name.to_owned(), pid, began, address: String::new() });
             self.keep(&workers)?;
-            // Somebody has to take in what is left of it when it ends before us.
+            // A thread has to wait for the process, so that it is no zombie when it ends before us.
             std::thread::spawn(move || drop({ child }.wait()));
         }
         for worker in &mut workers {
@@ -414,7 +416,7 @@ impl Testbed {
         Ok(workers)
     }
 
-    /// What the worker on a device prints goes here.
+    /// The file of what the worker on a device prints.
     pub fn log(&self, device: &str) -> PathBuf {
         self.directory.join(format!("{device}.log"))
     }
@@ -449,17 +451,17 @@ impl Testbed {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Ends all workers.
+    /// Ends all workers of the testbed.
     ///
     /// # Errors
-    /// When one does not end.
+    /// When a worker does not end.
     pub fn stop_workers(&self) -> Result<()> {
         end(&self.workers())?;
         self.keep(&[])
     }
 
-    /// Puts the threads that multiply under their devices' quotas. To be called once a model is
-    /// placed on `devices`: the threads are made then.
+    /// Puts the threads that multiply under their devices' quotas. It has to be called once a model is placed
+    /// on `devices`: only then do the threads exist.
     ///
     /// # Errors
     /// When a worker is gone, or runs no kernels.
@@ -505,8 +507,8 @@ impl Testbed {
         Ok(Limited { pid, core: set.core, group })
     }
 
-    /// Puts threads that multiply under their devices' quotas as soon as they are there, as long as
-    /// the result lives: for what runs kernels before a model is placed, as profiles do.
+    /// Puts threads that multiply under their devices' quotas as soon as they exist, as long as the result
+    /// lives: for kernels that run before a model is placed, as profiles do.
     ///
     /// # Errors
     /// When a worker is gone.
@@ -521,14 +523,15 @@ impl Testbed {
         found.with_context(|| format!("no worker was started on {device}"))
     }
 
-    /// Takes the quotas of devices that wait, as long as the result lives.
+    /// Starts the ballast of devices without gates, which takes their quotas while they wait, as long as the
+    /// result lives.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When a process of it does not start.
     pub fn ballast(&self) -> Result<Vec<Ballast>> {
         let mut limited = Vec::new();
         for device in self.calibration.devices.iter().filter(|d| d.quota.is_some()) {
-            // What does not pass a gate in its time is gone anyway.
+            // What does not pass a gate in its turn is gone anyway.
             if Group::open(&self.name, &device.name)?.gate().is_none() {
                 limited.push(device);
             }
@@ -536,7 +539,7 @@ impl Testbed {
         limited.into_iter().map(|d| Ballast::start(&self.name, &d.name, d.core)).collect()
     }
 
-    /// Processor time that the kernels of a device took since its worker began, in ns.
+    /// The processor time that the kernels of a device took since its worker began, in ns.
     ///
     /// # Errors
     /// When the worker is gone.
@@ -571,9 +574,9 @@ impl Testbed {
             },
         });
         Cluster {
-            cache_rows: Some(0),
+            kv_cache_tokens: Some(0),
             generate: None,
-            cache: galaxy_common::CacheType::F32,
+            kv_cache_format: galaxy_common::CacheType::F32,
             name: self.name.clone(),
             model: model.to_owned(),
             identity: self.identity(COORDINATOR),
@@ -590,7 +593,8 @@ impl Testbed {
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,
-            weights: Reading::Auto,
+            weight_streaming: Reading::Auto,
+            warnings: Vec::new(),
             weights_format: None,
             lengths,
             texts: 1,
@@ -616,29 +620,29 @@ impl Testbed {
         self.save()
     }
 
-    /// Makes a device so many times as slow as its environment says, while it works.
+    /// Makes a device `factor` times as slow as its environment says, while it works.
     ///
     /// # Errors
-    /// When it has no quota.
+    /// When the device has no quota.
     pub fn slow(&mut self, device: usize, factor: f64) -> Result<()> {
         let mut devices = self.calibration.devices.clone();
-        let told = devices[device].told.as_mut().context(
+        let told = devices[device].set_share.as_mut().context(
             "a device without a speed has no quota to be made smaller: choose another device",
         )?;
         *told /= factor;
         tell(&self.name, self.environment.turn, &devices, &mut self.metronome)
     }
 
-    /// Removes all of it.
+    /// Removes the testbed and all that it made.
     ///
     /// # Errors
-    /// When something of it stays.
+    /// When something of the testbed stays.
     pub fn down(self) -> Result<()> {
         remove(&self.name, self.loopback, &self.directory)
     }
 }
 
-/// The names of what is up, or was before a crash.
+/// The names of the testbeds that are up, or were before a crash.
 pub fn names() -> Vec<String> {
     let mut names = Vec::new();
     for root in [true, false] {

@@ -1,11 +1,12 @@
-//! Joining: from two bare machines to an answer over both, by the four commands that a person types.
+//! `galaxy-testbed join`: from two bare machines to an answer over both, by the four commands that a person
+//! types.
 //!
-//! Each machine is a network namespace with a link, and has an empty home. The model is with the first one only, and
-//! neither may hold all of it. The clock runs from the first command to the answer.
+//! Each machine is a network namespace with a link, and has an empty home. Only the first one has the model,
+//! and neither may hold all of it. The clock runs from the first command to the answer.
 
 use crate::{
     instance, models,
-    network::{Held, Link, Network, Place},
+    network::{Link, Network, NetworkGuard, NetworkNode},
     processes::{Process, program},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -20,43 +21,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Seconds that all of it may take.
+/// The goal: the seconds that all steps together may take.
 const GOAL: f64 = 60.0;
-/// Of the memory that the model takes on one device, what each machine grants.
+/// The memory that each machine grants, as a share of what the model takes on one device.
 const GRANTED: f64 = 0.7;
-/// What a device needs beside weights, measuring itself among it.
+/// The memory that a device needs beside weights, measuring itself included, in bytes.
 const BESIDE: u64 = 64_000_000;
 /// How long a cluster may take to be ready: ten times the goal.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Between two looks at that.
+/// The time between two looks at the cluster's status.
 const LOOK: Duration = Duration::from_millis(100);
-/// Ports of the first machine and of workers, on machines of their own.
+/// The ports of the first machine's coordinator and of both workers, which are on machines of their own.
 const PORTS: [u16; 3] = [7000, 7100, 7101];
 
-/// What to measure.
+/// The options of `galaxy-testbed join`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Rate of the links
+    /// The rate of the links.
     #[arg(long, default_value = "1000Mbit/s")]
     pub rate: LinkRate,
-    /// The model, of the catalogue of `models --list`
+    /// The model, of the catalogue of `models --list`.
     #[arg(long, default_value = "bert-large")]
     pub model: String,
-    /// Where models are kept
+    /// The directory of models.
     #[arg(long, default_value = models::CACHE)]
     pub cache: PathBuf,
-    /// Without namespaces: both on loopback
+    /// Without namespaces: both machines are on loopback.
     #[arg(long)]
     pub loopback: bool,
-    /// A small model: every step, and no figures to publish
+    /// A small model: every step, and no figures to publish.
     #[arg(long)]
     pub smoke: bool,
-    /// Prints one JSON object
+    /// Prints one JSON object.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Measures it, and says where the time went.
+/// Measures the steps, and prints where the time went.
 ///
 /// # Errors
 /// Without root, or when a step fails.
@@ -66,14 +67,14 @@ pub fn run(options: &Options) -> Result<()> {
         "namespaces need root; --loopback runs without, on one machine"
     );
     let model = match options.smoke {
-        // Smaller ones fit into what measuring needs.
+        // Smaller models fit into the memory that measuring needs.
         true => models::bert(&options.cache, "join", 16, 512, 8)?,
         false => models::ensure(&options.cache, &options.model)?,
     };
     let model = model.canonicalize()?;
     let bytes = ModelDir::open(&model)?.pieces()?.total();
     let granted = Bytes((bytes as f64 * GRANTED) as u64 + BESIDE);
-    let stand = Stand::new(options, granted)?;
+    let stand = JoinSetup::new(options, granted)?;
     let steps = stand.walk(&model)?;
     let total = steps.last().map_or(0.0, |(_, at)| *at);
     if options.json {
@@ -99,20 +100,20 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Two machines.
-struct Stand {
-    network: Option<Held>,
+/// The two machines, and the directory of their homes.
+struct JoinSetup {
+    network: Option<NetworkGuard>,
     granted: Bytes,
     dir: tempfile::TempDir,
 }
 
-impl Stand {
+impl JoinSetup {
     fn new(options: &Options, granted: Bytes) -> Result<Self> {
         let network = match options.loopback {
             true => None,
             false => {
                 let link = Some(Link::of(options.rate.bits_per_second().round() as u64));
-                let place = |name: &str| Place { name: name.to_owned(), link };
+                let place = |name: &str| NetworkNode { name: name.to_owned(), link };
                 let places = [place("first"), place("second")];
                 Some(Network::held(&format!("join{}", std::process::id()), &places)?)
             }
@@ -120,7 +121,7 @@ impl Stand {
         Ok(Self { network, granted, dir: tempfile::tempdir_in(&options.cache)? })
     }
 
-    /// On machine `i`, which has a home of its own.
+    /// Calls `call` on machine `i`, which has a home of its own.
     fn inside<T: Send>(&self, i: usize, call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         match &self.network {
             Some(network) => network.inside(i, call)?,
@@ -135,7 +136,7 @@ impl Stand {
         Ok(command)
     }
 
-    /// Runs a command on machine `i` to its end, with this on standard input.
+    /// Runs a command of `galaxy` on machine `i` to its end, with `input` on standard input.
     fn finish(&self, i: usize, arguments: &[&str], input: &str) -> Result<String> {
         let mut command = self.command(i, "galaxy", arguments)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -153,7 +154,8 @@ impl Stand {
         serde_json::from_str(&text).ok()
     }
 
-    /// The four commands: how long after the first one each step was done.
+    /// Runs the four commands, and returns the steps, each with the seconds from the first command to its
+    /// end.
     fn walk(&self, model: &Path) -> Result<Vec<(String, f64)>> {
         let (granted, [coordinator, first, second]) = (format!("{}B", self.granted.0), PORTS);
         let begun = Instant::now();
@@ -182,7 +184,7 @@ impl Stand {
             ],
         )?;
         let mut up = self.inside(0, || Process::spawn("galaxy up", up))?;
-        // The pin stands behind the last address.
+        // The pin stands after the last address.
         let line = up.line(&format!(":{coordinator}."))?;
         done("galaxy up: the line for others is printed");
 

@@ -1,8 +1,8 @@
-//! Kernels, measured: against the bounds of a core, cut into parts and tiles, in 16 bits, on
-//! several threads; and against PyTorch, which `scripts/compare-kernels` brings.
+//! `galaxy-testbed kernels`: kernels are measured against the bounds of a core, cut into parts and tiles, in
+//! 16 bits, and on several threads; and against PyTorch, which `scripts/compare-kernels` brings.
 //!
-//! Whatever is compared is measured in turn, in the same rounds, so that what slows the machine for
-//! a while slows both.
+//! All that is compared is measured in turn, in the same rounds, so that what slows the machine for a while
+//! slows both sides.
 
 mod page;
 mod quiet;
@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use galaxy_common::{Bytes, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::Instructions,
-    measure::{self, Bench, Cut},
+    measure::{self, Bench, ModelPart},
 };
 use galaxy_model::{ModelDir, shape::Shape};
 use std::{
@@ -26,22 +26,22 @@ use std::{
     sync::Arc,
 };
 
-/// What `kernels` is told.
+/// The options of `galaxy-testbed kernels`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// What is measured [default: all]
+    /// The sections to measure [default: all].
     #[arg(value_enum)]
     sections: Vec<Section>,
-    /// Rounds that count
+    /// The number of rounds that count.
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Small models and few rounds: every step of it, in seconds
+    /// Small models and few rounds: every step of it, in seconds.
     #[arg(long)]
     smoke: bool,
-    /// Where models are kept
+    /// The directory of models.
     #[arg(long, default_value = models::CACHE)]
     cache: PathBuf,
-    /// Where results go
+    /// The directory of results.
     #[arg(long, default_value = "target/testbed-results")]
     output: PathBuf,
 }
@@ -66,11 +66,11 @@ impl Section {
 /// A model whose layers are measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Known {
-    /// BERT-Large.
+    /// A model in the shape of BERT-Large.
     Bert,
     /// BERT-Large with ReLU, which costs next to nothing: products alone.
     Relu,
-    /// Llama 3.2 1B.
+    /// A model in the shape of Llama 3.2 1B.
     Llama,
     /// A small BERT, for smoke runs.
     Small,
@@ -94,20 +94,20 @@ impl Known {
             Self::Relu => {
                 Shape { config: r#"{ "hidden_act": "relu" }"#, ..Shape::bert(24, 1024, 16) }
             }
-            // The table of tokens is not measured.
+            // The embedding table is not measured.
             Self::Llama => Shape { vocabulary: 1000, ..models::find("llama-1b")?.shape },
             Self::Small => Shape::bert(2, 80, 5),
         })
     }
 }
 
-/// Which layers in which format on how many threads.
+/// The layers of a model that are measured, their weight format, and the number of threads.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Wanted {
     pub(crate) known: Known,
     pub(crate) format: WeightFormat,
     pub(crate) threads: u16,
-    /// By which shares columns and heads are cut.
+    /// The shares by which columns and heads are cut, one for each part.
     pub(crate) shares: Vec<f64>,
 }
 
@@ -116,11 +116,11 @@ impl Wanted {
         Self { known, format, threads, shares: vec![1.0] }
     }
 
-    /// All parts of it, each in an engine of its own, with as many layers as do not fit the cache.
+    /// Opens all parts, each in an engine of its own, with as many layers as do not fit the cache together.
     pub(crate) fn open(&self, cache: &Path) -> Result<Vec<Bench>> {
         let shape = Shape { format: self.format, ..self.known.shape()? };
         let height = |layers| Shape { layers, ..shape }.bytes().0;
-        // In 32 bits, so that every format has as many.
+        // The size of a layer in 32 bits, so that every format has as many layers.
         let (width, widest) = (self.format.bytes(1, 1), WeightFormat::F32.bytes(1, 1));
         let layer = (height(2) - height(1)) / width * widest;
         // The narrower the format, the less of the cache its layers fill.
@@ -132,7 +132,7 @@ impl Wanted {
         (0..self.shares.len())
             .map(|part| {
                 let (shares, threads) = (self.shares.clone(), self.threads);
-                let cut = Cut { layers, shares, part, threads };
+                let cut = ModelPart { layers, shares, part, threads };
                 Ok(Bench::open(dir.clone(), &cut)?)
             })
             .collect()
@@ -146,7 +146,7 @@ pub(crate) fn sets() -> impl Iterator<Item = Instructions> {
         .filter(|set| set.available())
 }
 
-/// Measures, and shows what was found.
+/// Measures the wanted sections, and shows their results.
 ///
 /// # Errors
 /// When there is no room for the models, or the results cannot be written.

@@ -1,4 +1,4 @@
-//! How lean a worker is: start, idle processor time, peak memory, and memory over many requests.
+//! `galaxy-testbed lean`: a worker's start, idle processor time, peak memory, and memory over many requests.
 
 use crate::{
     models,
@@ -28,26 +28,26 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// What to measure.
+/// The options of `galaxy-testbed lean`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Requests over which memory must stay flat.
+    /// The number of requests over which memory must stay flat.
     #[arg(long, default_value_t = 10_000)]
     pub requests: usize,
-    /// Layers of the BERT-Large shape whose peak memory is measured.
+    /// The number of layers of the BERT-Large shape whose peak memory is measured.
     #[arg(long, default_value_t = 24)]
     pub layers: u32,
-    /// Starts that are timed.
+    /// The number of starts that are timed.
     #[arg(long, default_value_t = 10)]
     pub starts: usize,
-    /// Seconds over which an idle worker is watched.
+    /// The seconds over which an idle worker is watched.
     #[arg(long, default_value_t = 10)]
     pub idle: u64,
-    /// Where the random model is kept.
+    /// The directory of the random model.
     #[arg(long, default_value = "target/testbed-models")]
     pub cache: PathBuf,
-    /// Only the peak memory of a worker that is profiled with this much granted, for the shape of
-    /// BERT-Large; 0B: as much as is free.
+    /// Measures only the peak memory of a worker that is profiled with this much granted, for the shape of
+    /// BERT-Large; 0B means as much as is free.
     #[arg(long, value_name = "BYTES")]
     pub profiled: Option<Bytes>,
     /// The model of the many requests.
@@ -111,9 +111,9 @@ impl Bench {
             })
         };
         let cluster = Cluster {
-            cache_rows: Some(0),
+            kv_cache_tokens: Some(0),
             generate: None,
-            cache: galaxy_common::CacheType::F32,
+            kv_cache_format: galaxy_common::CacheType::F32,
             name: "lean".into(),
             model: model.path().to_owned(),
             identity: self.keys.join("coordinator"),
@@ -130,7 +130,8 @@ impl Bench {
             link: Some(LinkType::Tls),
             plain: false,
             lossy: false,
-            weights: Reading::Auto,
+            weight_streaming: Reading::Auto,
+            warnings: Vec::new(),
             weights_format: None,
             lengths: vec![DEFAULT_LENGTH],
             texts: 1,
@@ -149,7 +150,7 @@ impl Bench {
     }
 }
 
-/// Measures all of it and prints a table.
+/// Measures everything, and prints a table.
 ///
 /// # Errors
 /// When a process fails or a bound is not kept.
@@ -175,7 +176,7 @@ pub fn run(options: &Options) -> Result<()> {
     runtime.block_on(many(options))
 }
 
-/// Has a worker measure itself with so much granted, and says what it took.
+/// Has a worker measure itself with this much granted, and prints the memory that it took.
 async fn profiled(options: &Options, granted: Bytes) -> Result<()> {
     let name = format!("bert-large-{}", options.layers);
     let path = models::bert(&options.cache, &name, options.layers, 1024, 16)?.canonicalize()?;
@@ -264,8 +265,8 @@ async fn many(options: &Options) -> Result<()> {
         let rows = 1 + (i as u32 * 37) % 60;
         let segment = |slot, rows| Segment {
             slot,
-            past: 0,
-            kept: false,
+            context_len: 0,
+            cached: false,
             rows,
             wanted: Wanted::Pooled(Pooling::Mean),
         };

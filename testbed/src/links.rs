@@ -1,8 +1,8 @@
-//! How near links come to what was asked of them: rates with iperf3, delays with an echo.
+//! How near links come to the rates and delays that were asked for: rates with iperf3, delays with an echo.
 
 use crate::{
     environment::Environment,
-    network::{Link, Network, Place},
+    network::{Link, Network, NetworkNode},
     processes::Process,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -14,94 +14,94 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How far a rate may be from what was asked for.
+/// The furthest that a rate may be from what was asked for, as a share.
 pub const RATE_BOUND: f64 = 0.03;
-/// How far a round trip's added delays may be from what was asked for.
+/// The furthest that a round trip's added delays may be from what was asked for.
 pub const DELAY_BOUND: Duration = Duration::from_micros(300);
-/// Seconds before bytes are counted: connections that share slow links find their speed, and the
+/// The seconds before bytes are counted: connections that share slow links find their speed in them, and the
 /// acknowledgements of one wait behind the first rush of another.
 const WARM: u64 = 3;
-/// Seconds that connections go on afterwards, so that none ends while bytes are counted.
+/// The seconds that connections go on afterwards, so that none ends while bytes are counted.
 const AFTER: u64 = 1;
-/// Where iperf3 listens inside a device.
+/// The port on which iperf3 listens inside a device.
 const PORT: &str = "5201";
-/// Messages of a round trip's measurement.
+/// The number of messages of a round trip's measurement.
 const PROBES: usize = 200;
 /// How long a message may be under way before it counts as lost.
 const LOST: Duration = Duration::from_millis(500);
 /// How long the echo waits for the next message: longer than any loss in between.
 const DEAF: Duration = Duration::from_secs(5);
-/// So many lost in a row are no chance.
+/// The number of messages lost in a row that is no accident any more.
 const SILENT: usize = 8;
-/// Between two messages: a link that is idle, as between the steps of a ring.
+/// The pause between two messages: the link is idle, as between the steps of a ring.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What to measure.
+/// The options of `galaxy-testbed links`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
     /// An environment's file, or the name of one that comes with the testbed.
     pub environment: String,
-    /// What the testbed is called while it is measured.
+    /// The testbed's name while it is measured.
     #[arg(long, default_value = "links")]
     pub name: String,
-    /// Seconds of each flow.
+    /// The seconds of each flow.
     #[arg(long, default_value_t = 5)]
     pub seconds: u64,
 }
 
-/// What ran beside a flow.
+/// The flows that ran at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// The same, the other way round.
+    /// Two flows between a pair of devices, one each way.
     Pair,
     /// A flow from every device to its next.
     Ring,
 }
 
-/// What went from one device to another.
+/// One flow of bytes from one device to another.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Flow {
-    /// The sender.
+    /// The name of the sending device.
     pub from: String,
-    /// The receiver.
+    /// The name of the receiving device.
     pub to: String,
-    /// What ran beside it.
+    /// The flows that ran at the same time.
     pub kind: Kind,
-    /// Bits per second of the slower of both links.
+    /// The bits per second of the slower of both links.
     pub asked: f64,
     /// The share of packets that both links lose: TCP then stays below the rate.
     pub loss: f64,
-    /// Bits per second that arrived, headers and acknowledgements counted, from the link's shaper.
+    /// The bits per second that arrived, headers and acknowledgements counted, from the link's shaper.
     pub measured: f64,
-    /// Bits per second of payload that arrived, from iperf3.
+    /// The bits per second of payload that arrived, from iperf3.
     pub payload: f64,
 }
 
 impl Flow {
-    /// How far it is from what was asked for, as a share of it.
+    /// How far the measured rate is from what was asked for, as a share of that.
     pub fn deviation(&self) -> f64 {
         self.measured / self.asked - 1.0
     }
 }
 
-/// A message's way from one device to another and back.
+/// The round trips of messages from one device to another and back.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RoundTrip {
-    /// Who sent it.
+    /// The name of the device that sent the messages.
     pub from: String,
-    /// Who sent it back.
+    /// The name of the device that sent them back.
     pub to: String,
-    /// Seconds that both links add.
+    /// The seconds that both links add.
     pub asked: f64,
-    /// Seconds that each message took.
+    /// The seconds that each message took; without lost ones.
     pub samples: Vec<f64>,
-    /// Messages that were lost.
+    /// The number of messages that were lost.
     pub lost: usize,
 }
 
 impl RoundTrip {
-    /// The sample that this share of all do not exceed; none where all were lost.
+    /// The sample that this share of all samples do not exceed; none where all were lost.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let mut sorted = self.samples.clone();
         sorted.sort_by(f64::total_cmp);
@@ -109,24 +109,24 @@ impl RoundTrip {
         sorted.get((share * last as f64).round() as usize).copied()
     }
 
-    /// How many seconds its median is above what was asked for, over that of links without delay.
+    /// The seconds by which the median is above what was asked for, over that of links without delay.
     pub fn deviation(&self, without: &Self) -> Option<f64> {
         Some(self.quantile(0.5)? - without.quantile(0.5)? - self.asked)
     }
 }
 
-/// The places of an environment, and the coordinator's.
-pub fn places(environment: &Environment) -> Vec<Place> {
+/// The places of an environment: its devices, and the coordinator's.
+pub fn places(environment: &Environment) -> Vec<NetworkNode> {
     let device = |device| {
         let rate = environment.rate(device).0.round() as u64;
         let link = Link { rate, delay: environment.delay(device), loss: device.loss };
-        Place { name: device.name.to_string(), link: Some(link) }
+        NetworkNode { name: device.name.to_string(), link: Some(link) }
     };
-    let coordinator = Place { name: "coordinator".into(), link: None };
+    let coordinator = NetworkNode { name: "coordinator".into(), link: None };
     environment.devices.iter().map(device).chain([coordinator]).collect()
 }
 
-/// Brings the links of an environment up, measures them, prints tables, takes them down.
+/// Brings the links of an environment up, measures them, prints tables, and takes them down.
 ///
 /// # Errors
 /// Without root or iperf3, or when a link is too far from what was asked for.
@@ -187,9 +187,9 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of those that have links.
-fn shaped(places: &[Place]) -> Vec<(usize, Link)> {
-    let link = |(i, place): (usize, &Place)| place.link.map(|link| (i, link));
+/// The indices of the places that have links, each with its link.
+fn shaped(places: &[NetworkNode]) -> Vec<(usize, Link)> {
+    let link = |(i, place): (usize, &NetworkNode)| place.link.map(|link| (i, link));
     places.iter().enumerate().filter_map(link).collect()
 }
 
@@ -198,7 +198,7 @@ fn shaped(places: &[Place]) -> Vec<(usize, Link)> {
 ///
 /// # Errors
 /// Without iperf3, or when it fails.
-pub fn rates(network: &Network, places: &[Place], seconds: u64) -> Result<Vec<Flow>> {
+pub fn rates(network: &Network, places: &[NetworkNode], seconds: u64) -> Result<Vec<Flow>> {
     let devices = shaped(places);
     ensure!(devices.len() > 1, "a flow needs two devices with links");
     let numbers: Vec<usize> = devices.iter().map(|(i, _)| *i).collect();
@@ -214,10 +214,10 @@ pub fn rates(network: &Network, places: &[Place], seconds: u64) -> Result<Vec<Fl
     Ok(flows)
 }
 
-/// Flows at the same time, with their reverses if they are a pair's.
+/// Runs flows at the same time, and their reverses too if they are a pair's.
 fn together(
     network: &Network,
-    places: &[Place],
+    places: &[NetworkNode],
     ways: &[(usize, usize)],
     kind: Kind,
     seconds: u64,
@@ -244,7 +244,7 @@ fn together(
     let payload = there.into_iter().chain(back.into_iter().flatten());
     let carried = carried?;
     let flow = |(((from, to), measured), payload)| -> Result<Flow> {
-        let (one, other): (&Place, &Place) = (&places[from], &places[to]);
+        let (one, other): (&NetworkNode, &NetworkNode) = (&places[from], &places[to]);
         let links = one.link.zip(other.link).context("both ends have links")?;
         Ok(Flow {
             from: one.name.clone(),
@@ -259,7 +259,7 @@ fn together(
     all.into_iter().zip(carried).zip(payload).map(flow).collect()
 }
 
-/// Bits per second, headers counted, that arrive at the end of each way, once all are at speed.
+/// The bits per second, headers counted, that arrive at the end of each way, once all are at speed.
 fn carried(network: &Network, ways: &[(usize, usize)], seconds: u64) -> Result<Vec<f64>> {
     let count = || -> Result<Vec<(f64, Instant)>> {
         let count = |&(_, to): &(usize, usize)| Ok((network.carried(to)? as f64, Instant::now()));
@@ -275,7 +275,7 @@ fn carried(network: &Network, ways: &[(usize, usize)], seconds: u64) -> Result<V
     Ok(before.iter().zip(&after).map(rate).collect())
 }
 
-/// An iperf3 that serves one measurement at a place.
+/// Starts an iperf3 that serves one measurement at a place.
 fn listen(network: &Network, at: usize) -> Result<Process> {
     let mut command = Command::new("iperf3");
     command.args(["--server", "--one-off", "--forceflush", "--port", PORT]);
@@ -286,7 +286,7 @@ fn listen(network: &Network, at: usize) -> Result<Process> {
     Ok(server)
 }
 
-/// Sends for some seconds, and gives the bits of payload per second that arrived there, and back.
+/// Sends for some seconds, and returns the bits of payload per second that arrived there, and back.
 fn send(
     network: &Network,
     from: usize,
@@ -332,7 +332,7 @@ fn send(
 ///
 /// # Errors
 /// When a socket fails.
-pub fn round_trips(network: &Network, places: &[Place]) -> Result<Vec<RoundTrip>> {
+pub fn round_trips(network: &Network, places: &[NetworkNode]) -> Result<Vec<RoundTrip>> {
     let devices = shaped(places);
     let mut trips = Vec::new();
     for (at, (a, one)) in devices.iter().enumerate() {
@@ -344,14 +344,15 @@ pub fn round_trips(network: &Network, places: &[Place]) -> Result<Vec<RoundTrip>
     Ok(trips)
 }
 
-/// Measures round trips between two of a testbed of its own, as the first two links, without delay.
+/// Measures round trips over two links without delay, of the first two places' rates, in a testbed of its
+/// own.
 ///
 /// # Errors
-/// When it cannot be made.
-pub fn undelayed(places: &[Place]) -> Result<RoundTrip> {
+/// When that testbed cannot be created.
+pub fn undelayed(places: &[NetworkNode]) -> Result<RoundTrip> {
     let rates = shaped(places).into_iter().map(|(_, link)| link.rate);
-    let place = |(i, rate)| Place { name: format!("plain{i}"), link: Some(Link::of(rate)) };
-    let places: Vec<Place> = rates.take(2).enumerate().map(place).collect();
+    let place = |(i, rate)| NetworkNode { name: format!("plain{i}"), link: Some(Link::of(rate)) };
+    let places: Vec<NetworkNode> = rates.take(2).enumerate().map(place).collect();
     ensure!(places.len() == 2, "a round trip needs two devices");
     let network = Network::held(&format!("plain{}", std::process::id()), &places)?;
     round_trip(&network, &places, (0, 1), Duration::ZERO)
@@ -359,7 +360,7 @@ pub fn undelayed(places: &[Place]) -> Result<RoundTrip> {
 
 fn round_trip(
     network: &Network,
-    places: &[Place],
+    places: &[NetworkNode],
     (from, to): (usize, usize),
     asked: Duration,
 ) -> Result<RoundTrip> {
@@ -373,7 +374,7 @@ fn round_trip(
     mine.connect(theirs.local_addr()?)?;
     let mut samples = Vec::new();
     thread::scope(|scope| -> Result<()> {
-        // It ends when nothing arrives any more.
+        // The echo ends when nothing arrives any more.
         scope.spawn(|| {
             let mut message = [0; 64];
             while let Ok((size, from)) = theirs.recv_from(&mut message) {
@@ -383,7 +384,7 @@ fn round_trip(
                 }
             }
         });
-        // The first finds the way, and is not counted.
+        // The first message finds the way, and is not counted.
         let mut silent = 0;
         for i in 0..=PROBES {
             let begin = Instant::now();
@@ -456,14 +457,14 @@ mod tests {
             eprintln!("skipped: galaxy-testbed is not built");
             return;
         }
-        let place = |name: &str| Place { name: name.into(), link: Some(bent) };
+        let place = |name: &str| NetworkNode { name: name.into(), link: Some(bent) };
         let places = [place("a"), place("b")];
         let network = Network::held(&format!("bent{}", std::process::id()), &places).unwrap();
         let trip = &round_trips(&network, &places).unwrap()[0];
         assert_eq!(trip.lost, 0);
-        // Never early; how late is for a measurement to say.
+        // Messages are never early; how late they are is for a measurement to say.
         assert!(trip.samples.iter().all(|&sample| sample >= 0.002), "{:?}", trip.samples);
-        // What delays goes with the rest.
+        // What delays the packets goes with the rest.
         let name = network.testbed().to_owned();
         drop(network);
         assert!(Network::open(&name).unwrap().is_none());

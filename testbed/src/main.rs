@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
-    ballast, calibrate, chaos, coldstart, desk, drift, evaluation, experiment, forward, golden,
+    ballast, calibrate, chaos, coldstart, commands, drift, evaluation, experiment, forward, golden,
     hostile, inside, join, kernels, lean, links, metronome, models, probes, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -18,99 +18,99 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Makes devices and links on this machine, with a worker on each device
-    Up(desk::Up),
-    /// Removes a testbed, also one that a crash left
+    /// Makes devices and links on this machine, with a worker on each device.
+    Up(commands::Up),
+    /// Removes a testbed, also one that a crash left.
     Down {
-        /// Which [default: the only one]
+        /// The testbed's name [default: the only one].
         name: Option<String>,
-        /// Every one
+        /// Every testbed that is up.
         #[arg(long)]
         all: bool,
     },
-    /// Shows the testbeds that are up, and their devices
+    /// Shows the testbeds that are up, and their devices.
     Status {
-        /// Which [default: all]
+        /// The testbed's name [default: all].
         name: Option<String>,
     },
-    /// Runs a command on a device, or at the place of the coordinator
-    Exec(desk::Exec),
-    /// Runs an experiment; without a name, lists them
+    /// Runs a command on a device, or at the place of the coordinator.
+    Exec(commands::Exec),
+    /// Runs an experiment; without a name, lists them.
     Run(experiment::Options),
-    /// Writes the pages of the evaluation, from the records and from notes by hand
+    /// Writes the pages of the evaluation, from the records and from notes by hand.
     Report(evaluation::Options),
-    /// Slows one device under load, and shows when the coordinator has moved work away from it
+    /// Slows one device under load, and shows when the coordinator has moved work away from it.
     Drift(drift::Options),
-    /// Measures the time to the first answer when only the coordinator has the model
+    /// Measures the time to the first answer when only the coordinator has the model.
     Coldstart(coldstart::Options),
-    /// Measures the way from two bare machines to an answer over both, by joining
+    /// Measures the way from two bare machines to an answer over both, by joining.
     Join(join::Options),
-    /// Writes models with random weights in the shapes of well-known ones, once
+    /// Writes models with random weights in the shapes of well-known ones, once.
     Models(models::Options),
-    /// Measures how near the links of an environment come to what was asked for
+    /// Measures how near the links of an environment come to what was asked for.
     Links(links::Options),
-    /// Measures how the probes of `galaxy profile` find rates, and what they take
+    /// Measures how the probes of `galaxy profile` find rates, and how long they take.
     Probes(probes::Options),
-    /// Measures how near devices come to their quotas, second by second, and whether limits kill
+    /// Measures how near devices come to their quotas, second by second, and whether limits kill.
     Quotas(quotas::Options),
-    /// Compares every family, strategy and split with the golden outputs
+    /// Compares every family, strategy and split with the golden outputs.
     Golden {
-        /// The whole matrix instead of pairwise combinations
+        /// The whole matrix instead of pairwise combinations.
         #[arg(long)]
         full: bool,
-        /// f16 on the wire, with a tolerance of 3e-2
+        /// Half precision (f16) on the wire, with a tolerance of 3e-2.
         #[arg(long)]
         half: bool,
     },
-    /// Kills, freezes and unplugs devices and the coordinator under many clients, who must not notice
+    /// Kills, freezes and unplugs devices and the coordinator under many clients, who must not notice.
     Chaos(chaos::Options),
-    /// Attacks a cluster on this machine, and measures how those fare who mean no harm
+    /// Attacks a cluster on this machine, and measures how honest clients fare meanwhile.
     Hostile(hostile::Options),
-    /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests
+    /// Measures how lean a worker is: start, idle time, peak memory, memory over many requests.
     Lean(lean::Options),
-    /// Measures kernels: against what a core can do, cut into parts, in 16 bits, on two threads
+    /// Measures kernels: against what a core can do, cut into parts, in 16 bits, on two threads.
     Kernels(kernels::Options),
-    /// Measures what it is asked for on standard input, a line each
+    /// Measures what it is asked for on standard input, one request on each line.
     #[command(hide = true)]
     KernelsServe(kernels::ServeOptions),
-    /// Shows what the comparison of kernels with PyTorch found
+    /// Shows what the comparison of kernels with PyTorch found.
     #[command(hide = true)]
     KernelsShow(kernels::ShowOptions),
-    /// Delays and loses what the links of a testbed carry
+    /// Delays and loses packets on the links of a testbed.
     #[command(hide = true)]
     Forward {
-        /// The testbed
+        /// The testbed's name.
         testbed: String,
-        /// Its links that delay or lose, as JSON
+        /// Its links that delay or lose, as JSON.
         links: String,
     },
-    /// Becomes a program on a device
+    /// Becomes a program on a device.
     #[command(hide = true)]
     Inside(inside::Options),
-    /// Makes short quotas true
+    /// Runs the metronome, by which short quotas hold.
     #[command(hide = true)]
     Metronome(metronome::Options),
-    /// Computes, and says how much it could
+    /// Keeps a core busy, and prints how much of it this process got.
     #[command(hide = true)]
     Busy(quotas::BusyOptions),
-    /// Runs requests of one device, a line each
+    /// Runs requests of one device, one on each line.
     #[command(hide = true)]
     Reader(reader::Options),
-    /// Takes memory
+    /// Takes a number of bytes of memory.
     #[command(hide = true)]
     Hog(quotas::HogOptions),
-    /// Reads a file past the page cache
+    /// Reads a file past the page cache.
     #[command(hide = true)]
     Read(quotas::ReadOptions),
-    /// Takes a quota that nobody uses
+    /// Takes a quota that nobody uses.
     #[command(hide = true)]
     Ballast,
-    /// Prints the speed that the calibrating batch reaches
+    /// Prints the speed that the calibrating batch reaches.
     #[command(hide = true)]
     Speed {
-        /// The calibrating model
+        /// The directory of the calibrating model.
         model: PathBuf,
-        /// For how long, in ms
+        /// The length of the measurement, in ms.
         window: u64,
     },
 }
@@ -127,10 +127,10 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Up(options) => desk::up(&options),
-        Command::Down { name, all } => desk::down(name.as_deref(), all),
-        Command::Status { name } => desk::status(name.as_deref()),
-        Command::Exec(options) => desk::exec(&options),
+        Command::Up(options) => commands::up(&options),
+        Command::Down { name, all } => commands::down(name.as_deref(), all),
+        Command::Status { name } => commands::status(name.as_deref()),
+        Command::Exec(options) => commands::exec(&options),
         Command::Run(options) => experiment::run(&options),
         Command::Report(options) => evaluation::run(&options),
         Command::Drift(options) => drift::run(&options),

@@ -1,4 +1,4 @@
-//! The metronome: what makes short quotas true.
+//! The metronome: the process by which short quotas hold.
 //!
 //! The kernel looks at what a running thread has left of its quota only at its own tick, each 4 ms
 //! or 10 ms, or when the thread is interrupted by another. A device of a seventh of a core then
@@ -31,7 +31,7 @@ use std::{
     time::Duration,
 };
 
-/// How often it wakes, in microseconds.
+/// The time between two wakes, in microseconds.
 ///
 /// Measured on a virtual machine of two cores with a tick of 4 ms, beside compilers that wanted
 /// both cores, devices of 0.07, 0.14 and 0.285 on one core and one of 0.75 on the other:
@@ -46,51 +46,51 @@ use std::{
 /// With the cores to itself a device of 0.14 runs for 1.0 ms at a stretch (p90 1.3 ms) at 500 us,
 /// and every second is exact to 0.3%. More often costs more than it mends.
 pub const EACH_US: u64 = 500;
-/// Between two looks at whether the testbed is still there.
+/// The time between two looks at whether the testbed is still there.
 const LOOK: Duration = Duration::from_secs(1);
-/// Above all that is not real-time, and below what the kernel runs at 50 and 99.
+/// The real-time priority of the metronome: above all that is not real-time, and below what the kernel runs
+/// at 50 and 99.
 const PRIORITY: &str = "10";
-/// What it says once it runs.
+/// The beginning of the line that the metronome prints once it runs.
 const READY: &str = "metronome:";
 
-/// For which testbed, and how.
+/// The options of `galaxy-testbed metronome`.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// The testbed.
+    /// The testbed's name.
     testbed: String,
     /// Microseconds between wakes.
     #[arg(long, default_value_t = EACH_US, value_parser = clap::value_parser!(u64).range(50..=4000))]
     each_us: u64,
-    /// What opens and shuts in turn, as JSON.
+    /// The gates that open and shut in turn, as JSON.
     #[arg(long, default_value = "[]")]
     gates: String,
-    /// How long each turn of them takes, in microseconds.
+    /// How long each turn of the gates takes, in microseconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(200..=20_000))]
     turn_us: u64,
-    /// Set by itself once its priority is what it can be.
+    /// Set by the metronome itself once its priority is as high as it can be.
     #[arg(long, hide = true)]
     as_is: Option<String>,
 }
 
-/// Lets a device's kernels run for their share of each turn, and stops them for the rest.
+/// A device's gate, which lets its kernels run for their share of each turn, and stops them for the rest.
 ///
-/// Unlike a quota of the kernel's it gives nothing back to a device that waited: time that was not
-/// used is gone, as on a real device.
+/// Unlike a quota of the kernel it gives nothing back to a device that waited: time that was not used is
+/// gone, as on a real device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Gate {
-    /// The core of the kernels: its gates open one after the other.
+    /// The core of the kernels; the gates of one core open one after the other.
     pub core: usize,
-    /// The file that stops them and lets them go on.
+    /// The file that freezes the kernels and lets them go on.
     pub file: PathBuf,
-    /// For how much of each turn it is open.
+    /// The share of each turn for which the gate is open.
     pub share: f64,
 }
 
-/// Starts the metronome of a testbed, which ends with the testbed; gives its process, and says how
-/// it runs.
+/// Starts the metronome of a testbed, which ends with the testbed. Returns its process id, and how it runs.
 ///
 /// # Errors
-/// When it does not start; then the reason is that it gave.
+/// When it does not start; the error is what it printed.
 pub fn start(testbed: &str, each_us: u64, turn: Duration, gates: &[Gate]) -> Result<(u32, String)> {
     let mut child = Command::new(processes::program("galaxy-testbed")?)
         .args(["metronome", testbed, "--each-us", &each_us.to_string()])
@@ -98,7 +98,7 @@ pub fn start(testbed: &str, each_us: u64, turn: Duration, gates: &[Gate]) -> Res
         .args(["--gates", &serde_json::to_string(gates)?])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        // It outlives us, and must not keep open what others read from.
+        // The metronome outlives us, and must not keep pipes open that others read from.
         .stderr(Stdio::piped())
         // A group of its own: an interrupt at the terminal is not meant for it.
         .process_group(0)
@@ -115,7 +115,7 @@ pub fn start(testbed: &str, each_us: u64, turn: Duration, gates: &[Gate]) -> Res
     Ok((child.id(), line.trim_start_matches(READY).trim().to_owned()))
 }
 
-/// Beats until the namespace of the testbed's hub has lost its name.
+/// Wakes again and again until the namespace of the testbed's hub has lost its name.
 ///
 /// # Errors
 /// When there is no such namespace, or without root.
@@ -127,7 +127,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Goes where `down` finds it, takes the highest priority that it gets, and starts over.
+/// Enters the namespace where `down` finds it, takes the highest priority that it gets, and starts over.
 fn promote(options: &Options, hub: &str) -> Result<()> {
     Hierarchies::find()?.allow_real_time(std::process::id())?;
     enter(hub)?;
@@ -189,14 +189,14 @@ fn beat(options: &Options, hub: &str, how: &str, gates: Vec<Gate>) -> Result<()>
         std::thread::sleep(LOOK);
     }
     for gate in gates {
-        // Gone with its group, where the testbed is gone.
+        // The file is gone with its group, where the testbed is gone.
         let _ = fs::write(gate.file, "0");
     }
     // The threads end with the process.
     Ok(())
 }
 
-/// Keeps idle cores awake while it is open, where the system lets them be told.
+/// Keeps idle cores awake while the returned file is open, where the system allows that.
 ///
 /// The host of a virtual machine may lend a core that sleeps to others, who leave caches of their own
 /// in it, and kernels behind a gate are stopped for most of every turn (ADR 0012 has what was measured
@@ -235,7 +235,7 @@ fn turn(gates: &[Gate], turn_us: u64) -> Result<()> {
 }
 
 const SECOND: i64 = 1_000_000_000;
-/// How far apart the turns of two cores begin, in ns: the kernel opens one gate at a time, and gates
+/// The time between the beginnings of two cores' turns, in ns: the kernel opens one gate at a time, and gates
 /// that met would keep each other waiting, a tenth of their time.
 const APART: i64 = 165_000;
 
@@ -248,7 +248,7 @@ fn until(at: i64) -> Result<()> {
     }
 }
 
-/// Wakes at whole multiples of the time between, so that being late once does not shift the rest.
+/// Wakes at whole multiples of the time between wakes, so that being late once does not shift the rest.
 fn tick(each_us: u64) -> Result<()> {
     let each = (each_us * 1000).cast_signed();
     loop {
@@ -258,7 +258,7 @@ fn tick(each_us: u64) -> Result<()> {
     }
 }
 
-/// Whether the namespace of this process still has that name: the testbed is up.
+/// Whether the namespace of this process still has that name, which means that the testbed is up.
 fn named(hub: &str) -> bool {
     let identity = |path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     let mine = identity("/proc/self/ns/net".into());

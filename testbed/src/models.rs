@@ -1,6 +1,6 @@
 //! Models with random weights in the shapes of well-known ones, for measuring.
 //!
-//! What they are made of is `galaxy_model::shape`'s; here they are kept.
+//! `galaxy_model::shape` defines what is in them; here they are kept.
 
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::Bytes;
@@ -12,32 +12,32 @@ use std::{
     time::Instant,
 };
 
-/// What `models` is told.
+/// The options of `galaxy-testbed models`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The models to write; all of them where none is named.
+    /// The names of the models to write; all of them where none is named.
     pub names: Vec<String>,
-    /// Where they are kept.
+    /// The directory in which they are kept.
     #[arg(long, default_value = CACHE)]
     pub cache: PathBuf,
-    /// Only says which there are.
+    /// Only lists the models that there are.
     #[arg(long)]
     pub list: bool,
 }
 
-/// Where models are kept unless something else is said.
+/// The directory of models by default.
 pub const CACHE: &str = "target/testbed-models";
-/// Grows with every change of what is written, so that old caches are not taken for new ones.
+/// The version of what is written. It grows with every change, so that old caches are not taken for new ones.
 const RECIPE: u32 = 1;
-/// The file that says that a model is complete and made by this recipe.
+/// The name of the file that marks a model as complete and made by this recipe.
 const MARKER: &str = "made-by-galaxy-testbed";
-/// Bytes that must stay free on the disk.
+/// The bytes that must stay free on the disk.
 const RESERVE: u64 = 256 << 20;
 
 /// The model of this name.
 ///
 /// # Errors
-/// When there is none; it names all that there are.
+/// When there is none; the error names all that there are.
 pub fn find(name: &str) -> Result<&'static Model> {
     catalogue().iter().find(|model| model.name == name).with_context(|| {
         let names: Vec<&str> = catalogue().iter().map(|m| m.name).collect();
@@ -62,7 +62,8 @@ pub fn bert(cache: &Path, name: &str, layers: u32, hidden: u32, heads: u32) -> R
     make(cache, &format!("{name}-1000-words"), &Shape::bert(layers, hidden, heads))
 }
 
-/// The same of a GPT-2, with room for long texts.
+/// The directory of a GPT-2 of this shape, with room for long texts, written to `cache` first where it is not
+/// there yet.
 ///
 /// # Errors
 /// As [`bert`].
@@ -71,13 +72,13 @@ pub fn gpt2(cache: &Path, name: &str, layers: u32, hidden: u32, heads: u32) -> R
     make(cache, &format!("{name}-1000-words"), &shape)
 }
 
-/// Tells apart whatever would be written differently.
+/// A digest that differs for whatever would be written differently.
 fn digest(shape: &Shape) -> String {
     let all = format!("{RECIPE} {:?} {} {:?}", shape.format, shape.config(), shape.tensors());
     blake3::hash(all.as_bytes()).to_hex().to_string()
 }
 
-/// Writes models, or says which there are.
+/// Writes models, or lists those that there are.
 ///
 /// # Errors
 /// When there is no such model, or the disk refuses or is too full.
@@ -109,7 +110,8 @@ fn list(models: &[&Model], cache: &Path) {
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | --- | --- |");
     let word = |yes| if yes { "yes" } else { "no" };
     for model in models {
-        let Shape { layers, hidden, heads, inner, vocabulary, format, .. } = model.shape;
+        let Shape { layers, hidden, heads, intermediate: inner, vocabulary, format, .. } =
+            model.shape;
         println!(
             "| {} | {} | {layers} | {hidden} | {heads} | {inner} | {vocabulary} | {:.1} | {format:?} \
              | {} | {} | {} |",
@@ -159,7 +161,7 @@ pub(crate) fn make(cache: &Path, name: &str, shape: &Shape) -> Result<PathBuf> {
     let written = files(&part, shape, &bar);
     bar.finish_and_clear();
     if let Err(error) = written {
-        // What is left would only fill the disk; the error that matters is the first.
+        // The rest would only fill the disk; the error that matters is the first.
         let _ = std::fs::remove_dir_all(&part);
         return Err(error);
     }
@@ -169,7 +171,7 @@ pub(crate) fn make(cache: &Path, name: &str, shape: &Shape) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The files of a model; the marker is the last.
+/// Writes the files of a model, the marker last.
 fn files(dir: &Path, shape: &Shape, bar: &ProgressBar) -> Result<()> {
     shape.write(dir, SHARD_BYTES, &mut |bytes| bar.inc(bytes))?;
     let marker = dir.join(MARKER);
@@ -187,7 +189,7 @@ fn progress(name: &str, bytes: u64) -> ProgressBar {
     bar
 }
 
-/// One writer at a time; a process that dies lets go.
+/// Locks the cache for one writer at a time; a process that dies releases the lock.
 fn lock(cache: &Path) -> Result<File> {
     let path = cache.join(".lock");
     let file = File::create(&path).with_context(|| path.display().to_string())?;
@@ -203,7 +205,7 @@ fn lock(cache: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Refuses what does not fit on the disk.
+/// Refuses a model that does not fit on the disk.
 fn room(cache: &Path, what: &str, need: Bytes) -> Result<()> {
     let free = free(cache)?;
     if need.0 > 0 && need.0.saturating_add(RESERVE) > free {

@@ -26,59 +26,59 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a link lets through at once after a pause, as time at its rate. More would let short messages
-/// pass unshaped; less, and a link never reaches its rate, because the kernel fills its bucket that
-/// late, and because the stack cuts packets before the link instead of behind it, which costs the
-/// devices' processors more than any real link does.
+/// The bytes that a link lets through at once after a pause, as time at its rate. With more, short messages
+/// would pass unshaped; with less, a link never reaches its rate, because the kernel fills its bucket that
+/// late, and because the stack cuts packets before the link instead of behind it, which costs the devices'
+/// processors more than any real link does.
 const BURST: Duration = Duration::from_micros(550);
-/// Bytes of the largest packet that the stack hands to any link whole; to a slower link less, so
-/// that it fits into what passes at once. At 250 Mbit/s, both ways at once, that costs 0.08 of a core.
+/// The bytes of the largest packet that the stack hands to any link whole; to a slower link less, so that it
+/// fits into what passes at once. At 250 Mbit/s, both ways at once, that costs 0.08 of a core.
 const SUPER_PACKET: u64 = 65_536;
-/// The same for a slow link: two segments, and what the kernel sets aside for headers.
+/// The bytes of the largest packet for a slow link: two segments, and what the kernel sets aside for headers.
 const SMALL_PACKET: u64 = 4_096;
-/// Bytes that may wait for a link: more than all windows of its connections, so that a packet is
-/// lost only where loss was asked for.
+/// The bytes that may wait for a link: more than all windows of its connections, so that a packet is lost
+/// only where loss was asked for.
 const WAITING: u64 = 16_000_000;
-/// How connections find their rate: what small devices' systems come with, whatever this machine
-/// itself uses.
+/// The congestion control of connections: the default of small devices' systems, whatever this machine itself
+/// uses.
 pub(crate) const CONGESTION: &str = "cubic";
-/// Where the names of network namespaces are.
+/// The directory of the names of network namespaces.
 const NAMES: &str = "/run/netns";
 /// How long killed processes may take to be gone.
 const GONE: Duration = Duration::from_secs(10);
-/// Between two looks at what ends by itself.
+/// The time between two looks at what ends by itself.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a link carries, each way.
+/// The rate, delay and loss of a link.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Link {
-    /// Bits per second, headers counted.
+    /// The bits per second each way, headers counted.
     pub rate: u64,
-    /// Added to all that its device sends.
+    /// The delay of everything that its device sends.
     pub delay: Duration,
     /// The share of packets that is lost, each way.
     pub loss: f64,
 }
 
 impl Link {
-    /// A link of that rate, without delay or loss.
+    /// A link of this rate, in bits per second, without delay or loss.
     pub fn of(rate: u64) -> Self {
         Self { rate, delay: Duration::ZERO, loss: 0.0 }
     }
 
-    /// Whether more than its rate is emulated.
-    fn is_bent(&self) -> bool {
+    /// Whether delay or loss is emulated beside the rate.
+    fn has_delay_or_loss(&self) -> bool {
         !self.delay.is_zero() || self.loss > 0.0
     }
 }
 
-/// Bytes that a link of that rate lets through at once after a pause.
+/// The bytes that a link of this rate lets through at once after a pause.
 pub fn burst(rate: u64) -> u64 {
     // Every packet must fit, with the headers that its segments will have.
     in_a_burst(rate).max(super_packet(rate) * 5 / 4)
 }
 
-/// Bytes of the largest packet that the stack hands to a link of that rate whole.
+/// The bytes of the largest packet that the stack hands to a link of this rate whole.
 fn super_packet(rate: u64) -> u64 {
     in_a_burst(rate).clamp(SMALL_PACKET, SUPER_PACKET)
 }
@@ -87,21 +87,21 @@ fn in_a_burst(rate: u64) -> u64 {
     (rate as f64 / 8.0 * BURST.as_secs_f64()) as u64
 }
 
-/// One that takes part: a device or the coordinator.
+/// A place in the network: a device or the coordinator.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Place {
-    /// Its name.
+pub struct NetworkNode {
+    /// The place's name.
     pub name: String,
-    /// Its link; without one, nothing is shaped.
+    /// The place's link; without one, nothing is shaped.
     pub link: Option<Link>,
 }
 
-/// Something that this machine lacks.
+/// A thing that this machine lacks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Missing {
-    /// What, as "tc of iproute2".
+    /// The name of the thing, as "tc of iproute2".
     pub what: String,
-    /// How to get it.
+    /// The remedy, as text.
     pub remedy: String,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// The namespaces of a testbed that is up. Dropping it leaves them: see [`Held`].
+/// The namespaces of a testbed that is up. Dropping it leaves them: see [`NetworkGuard`].
 #[derive(Debug)]
 pub struct Network {
     testbed: String,
@@ -119,7 +119,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// What this machine lacks for links; `bent` where delays or losses are asked for.
+    /// What this machine lacks for links. `bent` says whether delays or losses are asked for.
     pub fn missing(bent: bool) -> Vec<Missing> {
         let lacks =
             |what: &str, remedy: &str| vec![Missing { what: what.into(), remedy: remedy.into() }];
@@ -189,7 +189,7 @@ impl Network {
     ///
     /// # Errors
     /// Without root, where the kernel lacks something, or when it is up already.
-    pub fn up(testbed: &str, places: &[Place]) -> Result<Self> {
+    pub fn up(testbed: &str, places: &[NetworkNode]) -> Result<Self> {
         ensure!(
             geteuid().is_root(),
             "network namespaces need root: run this as root, or with --loopback (no shaping)"
@@ -204,7 +204,7 @@ impl Network {
             namespaces(testbed)?.is_empty(),
             "testbed {testbed} is up, or something of it is left: take it down first"
         );
-        // Whoever makes the hub owns the name.
+        // The process that creates the hub owns the name.
         run("ip", &["netns", "add", &namespace(testbed, "hub")])?;
         let made = Self::make(testbed, places);
         if made.is_err() {
@@ -213,16 +213,19 @@ impl Network {
         made
     }
 
-    fn make(testbed: &str, places: &[Place]) -> Result<Self> {
-        let inner = |place: &Place| namespace(testbed, &place.name);
+    fn make(testbed: &str, places: &[NetworkNode]) -> Result<Self> {
+        let inner = |place: &NetworkNode| namespace(testbed, &place.name);
         let names: Vec<String> = places.iter().map(|p| format!("netns add {}", inner(p))).collect();
         batch("ip", &names)?;
         let hub = namespace(testbed, "hub");
-        let bent = places.iter().any(|place| place.link.is_some_and(|link| link.is_bent()));
+        let bent =
+            places.iter().any(|place| place.link.is_some_and(|link| link.has_delay_or_loss()));
         let netem = bent && inside(&hub, || has_netem("lo"))?;
         let mut lines = Vec::new();
         for (i, place) in places.iter().enumerate() {
-            let Some(link) = place.link.filter(|link| !netem && link.is_bent()) else { continue };
+            let Some(link) = place.link.filter(|link| !netem && link.has_delay_or_loss()) else {
+                continue;
+            };
             let delay_ns = u64::try_from(link.delay.as_nanos()).context("a delay of centuries")?;
             let (place, loss) = (place.name.clone(), link.loss);
             lines.push(Line { i, place, delay_ns, loss, rate: link.rate });
@@ -273,10 +276,10 @@ impl Network {
         Ok(Self { testbed: testbed.to_owned(), places })
     }
 
-    /// The network of a testbed that someone else has made.
+    /// Opens the network of a testbed that another process has made; none where there is none.
     ///
     /// # Errors
-    /// When it is there only in part.
+    /// When only a part of it is there.
     pub fn open(testbed: &str) -> Result<Option<Self>> {
         #[derive(Deserialize)]
         struct Port {
@@ -308,8 +311,8 @@ impl Network {
         Ok(Some(Self { testbed: testbed.to_owned(), places }))
     }
 
-    /// Ends every process in the namespaces of a testbed, and removes them; those that are not
-    /// there are no error.
+    /// Ends every process in the namespaces of a testbed, and removes them. Namespaces that are not there are
+    /// no error.
     ///
     /// # Errors
     /// Without root, or when a process does not end.
@@ -340,12 +343,12 @@ impl Network {
         batch("ip", &steps)
     }
 
-    /// Like [`Network::up`], and removed when dropped.
+    /// Like [`Network::up`], with a result that removes the network when it is dropped.
     ///
     /// # Errors
-    /// As `up`.
-    pub fn held(testbed: &str, places: &[Place]) -> Result<Held> {
-        Ok(Held { network: Self::up(testbed, places)?, outside: None })
+    /// As [`Network::up`].
+    pub fn held(testbed: &str, places: &[NetworkNode]) -> Result<NetworkGuard> {
+        Ok(NetworkGuard { network: Self::up(testbed, places)?, outside: None })
     }
 
     /// The testbed's name.
@@ -353,7 +356,7 @@ impl Network {
         &self.testbed
     }
 
-    /// Those that take part, in order.
+    /// The names of the places, in order.
     pub fn places(&self) -> &[String] {
         &self.places
     }
@@ -386,8 +389,8 @@ impl Network {
         inside(&hub, || run("ip", &["link", "set", &format!("h{i}"), to]))?.map(drop)
     }
 
-    /// Bytes that the link of place `i` has carried towards it so far, headers counted: of whole
-    /// packets the stack counts one header, so these are its shaper's.
+    /// The bytes that the link of place `i` has carried towards it so far, headers counted. They are counted
+    /// by its shaper, since the stack counts one header for each whole packet.
     ///
     /// # Errors
     /// When the link is not shaped.
@@ -405,10 +408,11 @@ impl Network {
         shaper.map(|shaper| shaper.bytes).with_context(|| format!("{port} is not shaped"))
     }
 
-    /// Bytes that each place has sent so far, headers counted once for what the stack passes on whole.
+    /// The bytes that each place has sent so far, with one header counted for each packet that the stack
+    /// passes on whole.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// When the kernel does not report them.
     pub fn sent(&self) -> Result<Vec<u64>> {
         #[derive(Deserialize)]
         struct Port {
@@ -433,8 +437,8 @@ impl Network {
         (0..self.places.len()).map(of).collect()
     }
 
-    /// Cuts the path from place `from` to place `to`, both ways for a connection, and heals it;
-    /// everyone else still reaches both.
+    /// Cuts the path from place `from` to place `to`, both ways for a connection, or heals it. All other
+    /// places still reach both.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -447,14 +451,14 @@ impl Network {
 
 /// A network that is removed when dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct NetworkGuard {
     network: Network,
     outside: Option<String>,
 }
 
-impl Held {
-    /// Connects this machine itself to the bridge, with `address`: the only interface outside of
-    /// the namespaces, named as the testbed.
+impl NetworkGuard {
+    /// Connects this machine itself to the bridge, with `address`. It is the only interface outside of the
+    /// namespaces, and is named as the testbed.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -471,14 +475,14 @@ impl Held {
     }
 }
 
-impl Deref for Held {
+impl Deref for NetworkGuard {
     type Target = Network;
     fn deref(&self) -> &Network {
         &self.network
     }
 }
 
-impl Drop for Held {
+impl Drop for NetworkGuard {
     fn drop(&mut self) {
         // It would vanish with the hub, but later, and until then its route leads nowhere.
         if let Some(name) = &self.outside {
@@ -495,8 +499,8 @@ pub fn namespace(testbed: &str, place: &str) -> String {
     format!("galaxy-{testbed}-{place}")
 }
 
-/// Moves the calling thread into a namespace: sockets that it makes and processes that it starts
-/// from now on are inside.
+/// Moves the calling thread into a namespace: sockets that it opens and processes that it starts from then on
+/// are inside.
 ///
 /// # Errors
 /// Without root, or when there is no such namespace.
@@ -534,12 +538,13 @@ pub fn testbeds() -> Vec<String> {
     names.into_iter().collect()
 }
 
-/// The testbed's own processes: those beside the bridge.
+/// The ids of the testbed's own processes, which run beside the bridge.
 pub fn daemons(testbed: &str) -> Vec<i32> {
     processes(&[namespace(testbed, "hub")]).unwrap_or_default()
 }
 
-/// A dash would let two testbeds lay claim to one name: `a` with a device `b-c`, `a-b` with `c`.
+/// Checks that a name has no dash, which would let two testbeds claim one name: `a` with a device `b-c`,
+/// `a-b` with `c`.
 fn check_testbed(testbed: &str) -> Result<()> {
     check_name("the testbed", testbed)?;
     ensure!(
@@ -550,12 +555,12 @@ fn check_testbed(testbed: &str) -> Result<()> {
     Ok(())
 }
 
-/// The namespaces of a testbed that are there, the hub last: as long as it is there, so is the name.
+/// The namespaces of a testbed that are there, the hub last: as long as it is there, the name is taken.
 fn namespaces(testbed: &str) -> Result<Vec<String>> {
     let prefix = namespace(testbed, "");
     let entries = match fs::read_dir(NAMES) {
         Ok(entries) => entries,
-        // Nobody ever named a namespace.
+        // No namespace was ever named on this machine.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error).context(NAMES),
     };
@@ -571,7 +576,7 @@ fn namespaces(testbed: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The processes in some namespaces, but for this one.
+/// The ids of the processes in some namespaces, except this one.
 fn processes(names: &[String]) -> Result<Vec<i32>> {
     let of = |path: PathBuf| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let wanted: Vec<_> = names.iter().filter_map(|name| of(Path::new(NAMES).join(name))).collect();
@@ -579,7 +584,7 @@ fn processes(names: &[String]) -> Result<Vec<i32>> {
     for entry in fs::read_dir("/proc").context("/proc")? {
         let name = entry.context("/proc")?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // Those that ended meanwhile have no namespace any more.
+        // A process that ended meanwhile has no namespace any more.
         let there = of(Path::new("/proc").join(&name).join("ns/net"));
         let mine = i64::from(pid) == i64::from(std::process::id());
         if !mine && there.is_some_and(|there| wanted.contains(&there)) {
@@ -599,17 +604,18 @@ fn has_netem(interface: &str) -> bool {
     has
 }
 
-/// Keeps packets small enough for what the link lets through at once, and IPv6 from chatting.
+/// The arguments of `ip` that keep packets small enough for what the link lets through at once, and IPv6 from
+/// chatting.
 pub(crate) fn configured(interface: &str, link: Option<&Link>) -> String {
     let size = link.map_or(SUPER_PACKET, |link| super_packet(link.rate));
     format!("link set {interface} gso_max_size {size} gro_max_size {size} addrgenmode none")
 }
 
-/// What shapes one end of a link, as lines for `tc`.
+/// The lines for `tc` that shape one end of a link.
 pub(crate) fn shape(interface: &str, link: &Link, netem: bool) -> Vec<String> {
     let (rate, burst) = (link.rate, burst(link.rate));
     let tbf = format!("tbf rate {rate}bit burst {burst} limit {WAITING}");
-    if !netem || !link.is_bent() {
+    if !netem || !link.has_delay_or_loss() {
         return vec![format!("qdisc add dev {interface} root {tbf}")];
     }
     let (delay, loss) = (link.delay.as_nanos() as f64 * 1e-3, link.loss * 100.0);
@@ -620,7 +626,7 @@ pub(crate) fn shape(interface: &str, link: &Link, netem: bool) -> Vec<String> {
     ]
 }
 
-/// Runs a program of iproute2 and gives what it prints.
+/// Runs a program of iproute2, and returns what it prints.
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
@@ -632,7 +638,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs many lines with one process.
+/// Runs many lines in one process of the program.
 pub(crate) fn batch(program: &str, lines: &[String]) -> Result<()> {
     if lines.is_empty() {
         return Ok(());
@@ -643,7 +649,7 @@ pub(crate) fn batch(program: &str, lines: &[String]) -> Result<()> {
     let mut text = lines.join("\n");
     text.push('\n');
     let mut pipe = child.stdin.take().context("a pipe was asked for")?;
-    // It stops reading at the first line that fails, and says more about it than this would.
+    // It stops reading at the first line that fails, and its own error says more than this one would.
     let _ = pipe.write_all(text.as_bytes());
     drop(pipe);
     let output = child.wait_with_output()?;
@@ -665,9 +671,9 @@ fn needed(program: &str) -> String {
 mod tests {
     use super::*;
 
-    fn places(count: usize) -> Vec<Place> {
+    fn places(count: usize) -> Vec<NetworkNode> {
         let link = Some(Link::of(100_000_000));
-        (0..count).map(|i| Place { name: format!("d-{i}"), link }).collect()
+        (0..count).map(|i| NetworkNode { name: format!("d-{i}"), link }).collect()
     }
 
     fn root() -> bool {
@@ -704,8 +710,8 @@ mod tests {
         assert!(Network::up(&name, &places(3)).unwrap_err().to_string().contains("is up"));
         let mut inner =
             made.inside(1, || Command::new("sleep").arg("1000").spawn()).unwrap().unwrap();
-        // A half-removed one is refused, and still goes away. Not the last: without it, it would be
-        // a smaller one.
+        // A half-removed testbed is refused, and can still be removed. The first place is removed here, not
+        // the last: without the last it would be a smaller testbed.
         run("ip", &["netns", "del", &made.namespace(0)]).unwrap();
         assert!(Network::open(&name).unwrap_err().to_string().contains("a part"));
         Network::down(&name).unwrap();

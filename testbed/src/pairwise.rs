@@ -1,7 +1,7 @@
-//! Pairwise combinations: every pair of values of any two factors stands in some row.
+//! Pairwise combinations: every pair of values of any two factors is in some row.
 
-/// Rows (an index for each factor) that together hold every pair; `sizes` are the factors' numbers
-/// of values. Greedy and deterministic, a few rows above the fewest possible.
+/// Rows (a value's index for each factor) that together hold every pair. `sizes` are the numbers of values of
+/// each factor. The result is greedy and deterministic, a few rows above the fewest possible.
 pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut open = std::collections::BTreeSet::new();
     for (i, &a) in sizes.iter().enumerate() {
@@ -19,8 +19,8 @@ pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
             if row[factor].is_some() {
                 continue;
             }
-            // The value that closes most open pairs with what is chosen; rotated so that ties
-            // do not always fall on the first.
+            // The value that closes most open pairs with what is chosen; rotated so that ties do not always
+            // go to the first.
             let gain = |value: &usize| {
                 let pairs = row.iter().enumerate().filter_map(|(other, v)| v.map(|v| (other, v)));
                 pairs

@@ -1,15 +1,16 @@
-//! llama.cpp over its RPC servers on a testbed's devices: the same model, prompts and links.
+//! The peers that galaxy is compared with. This module runs llama.cpp over its RPC servers on a testbed's
+//! devices: the same model, prompts and links.
 //!
 //! `testbed/peers/llama-cpp/build` makes its programs; without them there is none to compare with.
 
 pub mod gloo;
 
 use crate::{
+    driver::GeneratedText,
     environment::Hold,
     instance::{COORDINATOR, Testbed},
     network::{self, Network},
     processes::{PATIENCE, Process, root},
-    stage::Text,
 };
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -22,14 +23,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where its servers listen; on loopback each one port further.
+/// The port on which a server listens; on loopback each server takes one port further.
 const PORT: u16 = 50_052;
-/// Between two looks at a server that does not tell.
+/// The time between two looks at a server that does not report that it listens.
 const LOOK: Duration = Duration::from_millis(20);
-/// What stands in front of how to get it.
+/// The script that builds llama.cpp, as errors name it.
 const BUILD: &str = "testbed/peers/llama-cpp/build";
 
-/// Its version, as the package that it was built from is named.
+/// The version of llama.cpp, by the name of the package that it was built from; none where it was not built.
 pub fn version() -> Option<String> {
     let entries = std::fs::read_dir(directory()).ok()?.flatten();
     let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -45,7 +46,7 @@ fn program(name: &str) -> PathBuf {
     directory().join("bin").join(name)
 }
 
-/// The model as it reads it, written first where it is not there yet.
+/// The file of the model in llama.cpp's format, written first where it is not there yet.
 fn converted(model: &Path) -> Result<PathBuf> {
     let name = model.file_name().context("a model has a name")?.to_string_lossy();
     let file = directory().join(format!("{name}-bf16.gguf"));
@@ -71,7 +72,7 @@ impl Drop for Running {
     }
 }
 
-/// It, with a model placed.
+/// A running llama.cpp, with a model placed.
 pub struct LlamaCpp {
     driver: Running,
     asks: ChildStdin,
@@ -81,11 +82,11 @@ pub struct LlamaCpp {
 }
 
 impl LlamaCpp {
-    /// Starts a server on every device, one thread each, and places a model of at most so many
-    /// positions. Then all that the servers do is under the devices' quotas.
+    /// Starts a server on every device, one thread each, and places a model with a context length of
+    /// `positions`. From then on all that the servers do is under the devices' quotas.
     ///
     /// # Errors
-    /// When it is not built, or something does not start.
+    /// When llama.cpp is not built, or something does not start.
     pub fn start(testbed: &Testbed, model: &Path, positions: u32) -> Result<Self> {
         let model = converted(model)?;
         let (mut servers, mut addresses) = (Vec::new(), Vec::new());
@@ -98,7 +99,7 @@ impl LlamaCpp {
                 false => (Network::address(i), PORT),
             };
             command.args(["-H", &host, "-p", &port.to_string(), "-t", "1", "-c"]);
-            // Weights that were brought once are kept, as a user would have it.
+            // Weights that were sent once are kept, as a user would have it.
             command.env("LLAMA_CACHE", directory().join("cache"));
             let server = Process::spawn(&format!("the server of llama.cpp on {name}"), command);
             servers.push(server.context(format!("{BUILD} makes it"))?);
@@ -121,7 +122,7 @@ impl LlamaCpp {
         Ok(peer)
     }
 
-    /// The process at the coordinator's place.
+    /// The id of the process at the coordinator's place.
     pub fn driver(&self) -> u32 {
         self.driver.0.id()
     }
@@ -135,11 +136,11 @@ impl LlamaCpp {
         Ok(line.trim().to_owned())
     }
 
-    /// Makes the likeliest tokens behind a prompt, so many, whatever they are.
+    /// Generates `count` tokens behind a prompt, the likeliest each time, even past one that ends a text.
     ///
     /// # Errors
-    /// When it fails, with what it said.
-    pub fn generate(&mut self, prompt: &[u32], count: u32) -> Result<Text> {
+    /// When llama.cpp fails, with what it printed.
+    pub fn generate(&mut self, prompt: &[u32], count: u32) -> Result<GeneratedText> {
         #[derive(Deserialize)]
         struct Answer {
             tokens: Vec<u32>,
@@ -151,11 +152,11 @@ impl LlamaCpp {
         let Answer { tokens, at_ns } =
             serde_json::from_str(&line).with_context(|| format!("llama.cpp says {line:?}"))?;
         let at = at_ns.into_iter().map(Duration::from_nanos).collect();
-        Ok(Text { tokens, at, report: None })
+        Ok(GeneratedText { tokens, at, report: None })
     }
 }
 
-/// Waits until the servers listen.
+/// Waits until all servers listen.
 fn listening(testbed: &Testbed, addresses: &[String]) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let open = |address: &String| -> Result<bool> {

@@ -1,7 +1,7 @@
 //! Charts of results, as SVG and as PNG from the same drawing.
 //!
-//! What a figure of ours always says: how far measurements spread, what the bound is, and what the
-//! paper reports. What could not be run has its place too, with the reason.
+//! Each figure shows how far measurements spread, what the bound is, and what the paper reports. What could
+//! not be run has its place too, with the reason.
 
 mod bars;
 mod canvas;
@@ -15,107 +15,107 @@ use plotters::prelude::DrawingBackend;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// A figure.
+/// A figure with two axes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Chart {
-    /// What stands above it.
+    /// The title above the figure.
     pub title: String,
     /// The lower axis.
     pub x: Axis,
     /// The axis on the left.
     pub y: Axis,
-    /// What it shows.
+    /// The data of the figure, as bars or as lines.
     pub kind: Kind,
 }
 
-/// An axis.
+/// An axis of a figure.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it measures, with the unit.
+    /// The quantity and its unit.
     pub label: String,
-    /// Whether equal steps are equal factors.
+    /// Whether the axis is logarithmic: equal steps are equal factors.
     #[serde(default)]
     pub log: bool,
-    /// Names instead of numbers, on the lower axis of lines: the first stands at 0.
+    /// The names that stand on the lower axis of lines instead of numbers; the first is at 0.
     #[serde(default)]
     pub categories: Option<Vec<String>>,
 }
 
-/// What a chart shows.
+/// The data of a chart.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// Groups of bars.
     Bars {
         /// The groups, from left to right.
         groups: Vec<Group>,
-        /// The names of what has a bar in each group.
+        /// The names of the series, each of which has at most one bar in each group.
         series: Vec<String>,
     },
-    /// Lines.
+    /// Lines over a shared lower axis.
     Lines {
-        /// The lines.
+        /// The lines, each with its name.
         series: Vec<Series>,
     },
 }
 
-/// Bars beside each other.
+/// A group of bars that stand next to each other.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Group {
-    /// What they have in common; breaks after `/` and at spaces.
+    /// What the bars have in common; the text breaks after `/` and at spaces.
     pub label: String,
     /// The bars, at most one of each series.
     pub bars: Vec<Bar>,
 }
 
-/// A bar.
+/// A bar of a group.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Bar {
-    /// Which of the series.
+    /// The index of its series.
     pub series: usize,
-    /// How high; nothing where it could not be measured.
+    /// The height of the bar; none where it could not be measured.
     pub value: Option<f64>,
-    /// The lowest measurement.
+    /// The lowest measurement of the bar.
     pub low: f64,
-    /// The highest.
+    /// The highest measurement of the bar.
     pub high: f64,
-    /// The bound: a line across the bar.
+    /// The bound, drawn as a line across the bar.
     pub mark: Option<f64>,
-    /// What the paper reports: a diamond.
+    /// The paper's figure, drawn as a diamond.
     pub paper: Option<f64>,
-    /// Why there is no value.
+    /// The reason why there is no value.
     pub note: Option<String>,
 }
 
-/// A line.
+/// A line of a chart.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Series {
-    /// Its name.
+    /// The line's name.
     pub name: String,
-    /// Its points, from left to right; where `y` is not a number, the line is broken.
+    /// The points, from left to right; where `y` is not a number, the line is broken.
     pub points: Vec<Point>,
-    /// Whether it is dashed and has no signs at its points, as what was not measured.
+    /// Whether the line is dashed and has no signs at its points, as for values that were not measured.
     pub dashed: bool,
 }
 
 /// A point of a line.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Point {
-    /// On the lower axis.
+    /// The place on the lower axis.
     pub x: f64,
-    /// On the left axis.
+    /// The place on the left axis.
     pub y: f64,
-    /// The lowest measurement.
+    /// The lowest measurement at this point.
     pub low: f64,
-    /// The highest.
+    /// The highest measurement at this point.
     pub high: f64,
 }
 
-/// Writes the chart beside each other as `.svg` and `.png`.
+/// Writes the chart as two files, `.svg` and `.png`.
 ///
 /// # Errors
 /// When a file cannot be written.
 pub fn draw(chart: &Chart, path_without_extension: &Path) -> Result<()> {
-    // A name may have a dot in it, which is no extension.
+    // A dot in a name is not an extension.
     let with = |extension: &str| {
         let mut path = path_without_extension.as_os_str().to_owned();
         path.push(extension);
@@ -139,15 +139,15 @@ fn page<D: DrawingBackend>(chart: &Chart, canvas: &mut Canvas<D>) -> Result<()> 
 }
 
 const WHITE: Color = plotters::style::RGBColor(255, 255, 255);
-/// Of axes, bounds and most text.
+/// The colour of axes, bounds and most text.
 const INK: Color = plotters::style::RGBColor(38, 38, 38);
-/// Of what matters less.
+/// The colour of what matters less.
 const GREY: Color = plotters::style::RGBColor(110, 110, 110);
-/// Of the grid.
+/// The colour of the grid.
 const PALE: Color = plotters::style::RGBColor(226, 226, 226);
 
-/// Colours that people tell apart whatever their eyes (Okabe and Ito, 2008), those that stand out
-/// least from white at the end; and a brown for a ninth.
+/// The colours of series, which people tell apart whatever their eyes (Okabe and Ito, 2008), those that stand
+/// out least from white at the end; and a brown for a ninth.
 const PALETTE: [Color; 9] = [
     plotters::style::RGBColor(0x00, 0x72, 0xb2),
     plotters::style::RGBColor(0xe6, 0x9f, 0x00),

@@ -1,10 +1,10 @@
-//! How the probes of `galaxy profile` find the rate of a link, and how long they take: pairs at
-//! several rates beside the probes of a reference, in turns, and whole clusters.
+//! `galaxy-testbed probes`: how the probes of `galaxy profile` find the rate of a link, and how long they
+//! take: pairs at several rates beside the probes of a reference, in turns, and whole clusters.
 
 mod cluster;
 
 use crate::{
-    network::{Link, Network, Place},
+    network::{Link, Network, NetworkNode},
     processes::{Keys, Process, listening, worker_command},
 };
 use anyhow::{Context, Result};
@@ -22,44 +22,44 @@ use std::{
 };
 use tonic::transport::Channel;
 
-/// What to measure.
+/// The options of `galaxy-testbed probes`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
     /// Rates of the links in Mbit/s.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "10,50,125,500,1000")]
     pub rates: Vec<u64>,
-    /// Samples of each rate and type of link.
+    /// The number of samples of each rate and type of link.
     #[arg(long, default_value_t = 5)]
     pub samples: usize,
-    /// A `galaxy-worker` of another version, whose probes are what ours are compared with. Without it
-    /// these are ours with the longer bulks of version 7 of the protocol.
+    /// A `galaxy-worker` of another version, whose probes are the reference. Without it, the reference is our
+    /// own probes with the longer bulks of version 7 of the protocol.
     #[arg(long, value_name = "PROGRAM")]
     pub reference: Option<PathBuf>,
-    /// Instead of pairs: the links of so many devices, measured as `galaxy profile` does, at the first
+    /// Measures, instead of pairs, the links of this many devices, as `galaxy profile` does, at the first
     /// rate.
     #[arg(long, value_name = "DEVICES")]
     pub cluster: Option<usize>,
     /// With --cluster: all links share one medium of that rate.
     #[arg(long, requires = "cluster")]
     pub air: bool,
-    /// What the testbed is called while it is up.
+    /// The testbed's name while it is up.
     #[arg(long, default_value = "probes")]
     pub name: String,
 }
 
-/// How long the bulks of the reference take, in ms.
+/// The length of the reference's bulks, in ms.
 const LONG: u32 = 250;
-/// For a call that probes.
+/// The longest that a call that probes may take.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The place of whoever asks.
+/// The index of the place from which the workers are asked.
 const DESK: usize = 2;
-/// Where workers listen: ours, and those of the reference.
+/// The ports on which workers listen: ours, and those of the reference.
 const PORTS: [u16; 2] = [7100, 7200];
 
-/// Measures, and prints a table.
+/// Measures the links, and prints a table.
 ///
 /// # Errors
-/// Without root, or when a link cannot be made or probed.
+/// Without root, or when a link cannot be created or probed.
 pub fn run(options: &Options) -> Result<()> {
     if let Some(devices) = options.cluster {
         return cluster::run(options, devices);
@@ -81,11 +81,11 @@ pub fn run(options: &Options) -> Result<()> {
 struct Pair {
     workers: Vec<Process>,
     desk: Identity,
-    network: crate::network::Held,
+    network: crate::network::NetworkGuard,
     _work: tempfile::TempDir,
 }
 
-/// What one way to probe came to.
+/// The result of one way to probe: rates in Mbit/s, the latency in microseconds, and how long it took.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     rate: f64,
@@ -97,7 +97,7 @@ struct Sample {
 impl Pair {
     fn up(options: &Options, mbit: u64) -> Result<Self> {
         let link = Some(Link::of(mbit * 1_000_000));
-        let place = |i, link| Place { name: format!("d{i}"), link };
+        let place = |i, link| NetworkNode { name: format!("d{i}"), link };
         Network::down(&options.name)?;
         let network =
             Network::held(&options.name, &[place(0, link), place(1, link), place(2, None)])?;
@@ -123,11 +123,11 @@ impl Pair {
         let take = || -> Result<Vec<(LinkType, Vec<[Sample; 2]>)>> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
-                let ours = Desk::sit(&self.desk, PORTS[0]).await?;
-                let reference = Desk::sit(&self.desk, PORTS[1]).await?;
+                let ours = ProbeClient::sit(&self.desk, PORTS[0]).await?;
+                let reference = ProbeClient::sit(&self.desk, PORTS[1]).await?;
                 let mut all: Vec<_> = LinkType::ALL.map(|link| (link, Vec::new())).into();
                 for taken in 0..samples {
-                    // In turns: what changes about the machine changes for all.
+                    // The two ways take turns: what changes about the machine changes for both.
                     for (link, pairs) in &mut all {
                         let pair = [reference.reference(*link).await?, ours.probe(*link).await?];
                         eprintln!("{mbit} Mbit/s, {link}, sample {}: {pair:.2?}", taken + 1);
@@ -159,7 +159,7 @@ impl Pair {
     }
 }
 
-/// A worker of ours, or of another program, that takes plain links, too.
+/// The command of a worker of ours, or of another program, that takes plain links, too.
 fn command(program: Option<&Path>, identity: &Path, models: &Path) -> Result<Command> {
     let ours = worker_command(identity, models)?;
     let mut command = match program {
@@ -174,13 +174,13 @@ fn command(program: Option<&Path>, identity: &Path, models: &Path) -> Result<Com
     Ok(command)
 }
 
-/// Whoever asks the first device to probe its link to the second.
-struct Desk {
+/// A client of the first device that asks it to probe its link to the second.
+struct ProbeClient {
     first: WorkerClient<Channel>,
     peer: v1::Peer,
 }
 
-impl Desk {
+impl ProbeClient {
     async fn sit(identity: &Identity, port: u16) -> Result<Self> {
         let open = async |i: usize| -> Result<WorkerClient<Channel>> {
             let device = DeviceName::new(format!("d{i}"))?;
@@ -204,12 +204,12 @@ impl Desk {
         Ok(reply.map_err(|status| from_status(&status))?.into_inner())
     }
 
-    /// As version 7 of the protocol measured a link: twice, with long bulks.
+    /// Probes a link as version 7 of the protocol did: twice, with long bulks.
     async fn reference(&self, link: LinkType) -> Result<Sample> {
         let begun = Instant::now();
         let idle = self.ask(link, false, LONG).await?;
         let mut busy = self.ask(link, true, LONG).await?;
-        // Version 7 had one rate in an answer.
+        // An answer of version 7 had only one rate.
         if busy.busy_rate.is_empty() {
             busy.busy_rate = busy.rate;
         }
@@ -217,7 +217,7 @@ impl Desk {
         Ok(Sample::of(&busy, begun))
     }
 
-    /// As `galaxy profile` does.
+    /// Probes a link as `galaxy profile` does.
     async fn probe(&self, link: LinkType) -> Result<Sample> {
         let begun = Instant::now();
         Ok(Sample::of(&self.ask(link, true, 0).await?, begun))

@@ -1,8 +1,9 @@
-//! Real processes under test: workers and a coordinator with fresh keys, and what may befall them.
+//! Real processes under test: workers and a coordinator with fresh keys, and the faults that may happen to
+//! them.
 
 use crate::{
     cgroup::{self, Group, Limits},
-    network::{Held, Network, Place},
+    network::{Network, NetworkGuard, NetworkNode},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_client::{Builder, Client, RetryPolicy};
@@ -24,15 +25,16 @@ use std::{
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
-/// How long a process may take to say or become what it should: a hang, not slowness, exceeds it.
+/// The longest that a process may take to print or become what it should: only a hang exceeds it, not
+/// slowness.
 pub const PATIENCE: Duration = Duration::from_secs(240);
-/// Between two looks at something that does not tell when it changes.
+/// The time between two looks at something that does not report a change.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A program of the workspace, built into the directory above the tests' own.
+/// The path of a program of the workspace, built into the directory above the tests' own.
 ///
 /// # Errors
-/// When it is not built.
+/// When the program is not built.
 pub fn program(name: &str) -> Result<PathBuf> {
     let me = std::env::current_exe()?;
     let found = me.ancestors().skip(1).take(3).map(|dir| dir.join(name)).find(|p| p.is_file());
@@ -47,10 +49,10 @@ pub fn root() -> PathBuf {
     crate_dir.parent().unwrap_or(crate_dir).to_owned()
 }
 
-/// Looks until `found` gives something, at most for [`PATIENCE`].
+/// Calls `found` until it gives something, at most for [`PATIENCE`].
 ///
 /// # Errors
-/// When it never does; `what` says what was waited for.
+/// When it never does; the error names `what` was waited for.
 pub async fn until<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut found: impl FnMut() -> F,
@@ -68,12 +70,12 @@ pub async fn until<T, F: Future<Output = Option<T>>>(
 }
 
 #[derive(Default)]
-struct Said {
+struct OutputLines {
     lines: Mutex<Vec<String>>,
     more: Condvar,
 }
 
-impl Said {
+impl OutputLines {
     fn lines(&self) -> MutexGuard<'_, Vec<String>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,19 +85,19 @@ impl Said {
 pub struct Process {
     name: String,
     child: Child,
-    said: Arc<Said>,
+    said: Arc<OutputLines>,
     readers: Vec<JoinHandle<()>>,
 }
 
 impl Process {
-    /// Starts it and reads what it prints.
+    /// Starts a process, and reads what it prints.
     ///
     /// # Errors
     /// When it cannot be started.
     pub fn spawn(name: &str, mut command: Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("{name} does not start"))?;
-        let said = Arc::new(Said::default());
+        let said = Arc::new(OutputLines::default());
         let pipes: [Option<Box<dyn Read + Send>>; 2] = [
             child.stdout.take().map(|pipe| Box::new(pipe) as _),
             child.stderr.take().map(|pipe| Box::new(pipe) as _),
@@ -113,20 +115,20 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, said, readers })
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// All that it printed so far.
+    /// All that the process has printed so far.
     pub fn output(&self) -> String {
         self.said.lines().join("\n")
     }
 
-    /// Waits for a line that holds `text`.
+    /// Waits for a line that contains `text`.
     ///
     /// # Errors
-    /// When it ends without, or says nothing new for [`PATIENCE`].
+    /// When the process ends without it, or prints nothing new for [`PATIENCE`].
     pub fn line(&mut self, text: &str) -> Result<String> {
         let (mut deadline, mut heard) = (Instant::now() + PATIENCE, 0);
         loop {
@@ -148,18 +150,18 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has ended.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system does not report it.
     pub fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Waits until it ends by itself, and gives what it printed.
+    /// Waits until the process ends by itself, and returns its exit status and what it printed.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the process does not end.
     pub fn ended(&mut self) -> Result<(ExitStatus, String)> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -174,10 +176,10 @@ impl Process {
         }
     }
 
-    /// Sends it a signal, like `STOP`.
+    /// Sends the process a signal, like `STOP`.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the process is gone.
     pub fn signal(&self, signal: &str) -> Result<()> {
         let id = self.id().to_string();
         let sent = Command::new("kill").args([&format!("-{signal}"), &id]).status()?;
@@ -185,7 +187,7 @@ impl Process {
         Ok(())
     }
 
-    /// Ends it at once, and waits until the system has let go of it.
+    /// Ends the process at once, and waits until the system has removed it.
     ///
     /// # Errors
     /// When the system refuses.
@@ -198,7 +200,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Also where it is stopped: SIGKILL reaches it then too.
+        // SIGKILL reaches a process that is stopped, too.
         let _ = self.child.kill();
         let _ = self.child.wait();
         for reader in self.readers.drain(..) {
@@ -215,7 +217,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// A fresh authority in `dir`.
+    /// Creates a fresh authority in `dir`.
     ///
     /// # Errors
     /// When files cannot be written.
@@ -226,7 +228,7 @@ impl Keys {
     /// The identity of that name, issued when it is first asked for.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be issued.
     pub fn of(&self, name: &str, role: Role) -> Result<PathBuf> {
         let path = self.dir.join(name);
         if path.exists() {
@@ -236,48 +238,49 @@ impl Keys {
     }
 }
 
-/// What a cluster under test is like. The devices are `d0`, `d1`, and so on.
+/// The settings of a cluster under test. The devices are `d0`, `d1`, and so on.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The model's directory.
     pub model: PathBuf,
-    /// `local`, `megatron` or `galaxy`.
+    /// The strategy: `local`, `megatron` or `galaxy`.
     pub strategy: &'static str,
-    /// `f32` or `f16`.
+    /// The wire format: `f32` or `f16`.
     pub wire: &'static str,
-    /// Tiles of a transfer.
+    /// The number of tiles of a transfer.
     pub tiles: u16,
-    /// `tls`, `quic` or `plain`.
+    /// The type of links: `tls`, `quic` or `plain`.
     pub link: &'static str,
-    /// Most rows of a program.
+    /// The most rows of a program.
     pub max_rows: u32,
-    /// Rows of texts that go on that are kept; none: what the model says.
-    pub cache_rows: Option<u32>,
-    /// To what matrices are rounded; none: as the model has them.
+    /// The rows of the KV cache; without it, the coordinator's default for the model.
+    pub kv_cache_tokens: Option<u32>,
+    /// The format that matrices are rounded to; without it, they are as the model has them.
     pub weights_format: Option<&'static str>,
-    /// A device for each, with its share.
+    /// The share of each device; there are as many devices.
     pub shares: Vec<f64>,
-    /// What each device grants.
+    /// The memory that each device grants.
     pub memory: &'static str,
-    /// Whether the devices stand behind links of their own that can be pulled; needs root.
+    /// Whether the devices are behind links of their own that can be pulled; needs root.
     pub network: bool,
-    /// Work is split by profiles, and not by shares.
+    /// The settings of a split by profiles; without it, work is split by shares.
     pub planned: Option<Planned>,
-    /// Devices have no model: each keeps what it is brought in a directory under this.
+    /// The directory under which each device keeps what it is brought; with it, devices have no model at
+    /// first.
     pub caches: Option<PathBuf>,
 }
 
-/// What a cluster is like whose work is split by profiles.
+/// The settings of a cluster whose work is split by profiles.
 #[derive(Clone, Debug)]
 pub struct Planned {
-    /// What each device grants.
+    /// The memory that each device grants.
     pub memory: Bytes,
-    /// More lines of the `[cluster]` table.
+    /// Further lines of the `[cluster]` table.
     pub lines: String,
 }
 
 impl Setup {
-    /// Three unequal devices.
+    /// The settings of three unequal devices.
     pub fn new(model: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
@@ -286,7 +289,7 @@ impl Setup {
             tiles: 4,
             link: "tls",
             max_rows: 512,
-            cache_rows: None,
+            kv_cache_tokens: None,
             weights_format: None,
             shares: vec![3.0, 2.0, 1.0],
             memory: "1GB",
@@ -296,7 +299,7 @@ impl Setup {
         }
     }
 
-    /// The cluster file for workers at these addresses.
+    /// The text of the cluster file for workers at these addresses.
     pub fn cluster_file(&self, identity: &Path, addresses: &[String]) -> String {
         let Self { strategy, wire, tiles, link, max_rows, planned, .. } = self;
         let mut text = format!(
@@ -305,8 +308,8 @@ impl Setup {
              max_rows = {max_rows}\nlisten = \"127.0.0.1:0\"\n",
             self.model
         );
-        if let Some(rows) = self.cache_rows {
-            let _ = writeln!(text, "cache_rows = {rows}");
+        if let Some(rows) = self.kv_cache_tokens {
+            let _ = writeln!(text, "kv_cache_tokens = {rows}");
         }
         if let Some(bits) = self.weights_format {
             let _ = writeln!(text, "weights_format = \"{bits}\"");
@@ -331,44 +334,44 @@ impl Setup {
     }
 }
 
-/// The address of this process among devices that stand behind links of their own.
+/// The address of this process among devices that are behind links of their own.
 const OUTSIDE: &str = "10.201.77.200/24";
 
-/// Workers and a coordinator.
+/// A cluster under test: workers and a coordinator as processes.
 pub struct TestCluster {
-    /// What it is like.
+    /// The settings of the cluster.
     pub setup: Setup,
-    /// The identities.
+    /// The identities of the cluster.
     pub keys: Keys,
-    /// The workers, by rank of the file.
+    /// The workers, in the order of the cluster file.
     pub workers: Vec<Process>,
-    /// The coordinator.
+    /// The process of the coordinator.
     pub coordinator: Process,
-    /// Where workers listen.
+    /// The addresses on which the workers listen.
     pub addresses: Vec<String>,
-    /// Where the coordinator listens.
+    /// The address on which the coordinator listens.
     pub address: String,
-    /// The links, if the devices have some of their own.
-    pub network: Option<Held>,
+    /// The links, if the devices have links of their own.
+    pub network: Option<NetworkGuard>,
     _alone: Option<Alone>,
     dir: TempDir,
 }
 
 impl TestCluster {
-    /// Starts all, and waits until requests can be served.
+    /// Starts all processes, and waits until requests can be served.
     ///
     /// # Errors
-    /// When something does not start.
+    /// When a process does not start.
     pub fn start(setup: Setup) -> Result<Self> {
         let mut cluster = Self::begin(setup)?;
         cluster.coordinator.line("ready: ")?;
         Ok(cluster)
     }
 
-    /// Starts all, and does not wait for more than open ports.
+    /// Starts all processes, and waits only for open ports.
     ///
     /// # Errors
-    /// When something does not start.
+    /// When a process does not start.
     pub fn begin(setup: Setup) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let keys = Keys::create(&dir.path().join("keys"))?;
@@ -379,7 +382,7 @@ impl TestCluster {
         };
         let (mut workers, mut addresses) = (Vec::new(), Vec::new());
         for i in 0..setup.shares.len() {
-            // Devices listen on all their addresses, as by default, and so may get others.
+            // Devices listen on all their addresses, as by default, so that they may get others.
             let (listen, host) = match &network {
                 Some(_) => ("0.0.0.0:0", Network::address(i)),
                 None => ("127.0.0.1:0", "127.0.0.1".to_owned()),
@@ -406,7 +409,7 @@ impl TestCluster {
         })
     }
 
-    /// A client that does not try again by itself.
+    /// Connects a client that does not retry.
     ///
     /// # Errors
     /// When the coordinator does not answer.
@@ -414,7 +417,7 @@ impl TestCluster {
         self.client_as("laptop", Role::Client).await
     }
 
-    /// A client with an identity of this role, that does not try again by itself.
+    /// Connects a client with an identity of this role that does not retry.
     ///
     /// # Errors
     /// When the coordinator does not answer.
@@ -422,7 +425,7 @@ impl TestCluster {
         Ok(self.builder(name, role)?.retry(RetryPolicy::never()).connect().await?)
     }
 
-    /// A client of this cluster that has not connected yet.
+    /// The builder of a client of this cluster, which has not connected yet.
     ///
     /// # Errors
     /// When there is no identity for it.
@@ -430,10 +433,10 @@ impl TestCluster {
         Ok(Client::builder().address(&self.address).identity(self.keys.of(name, role)?))
     }
 
-    /// A connection to a worker's control service, as from a coordinator.
+    /// Connects to a worker's control service, as a coordinator does.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the worker does not answer.
     pub async fn control(&self, i: usize) -> Result<WorkerClient<Channel>> {
         let identity = Identity::load(&self.keys.of("coordinator", Role::Coordinator)?)?;
         let name = DeviceName::new(format!("d{i}"))?;
@@ -443,18 +446,18 @@ impl TestCluster {
         Ok(WorkerClient::new(channel))
     }
 
-    /// What a worker says of itself.
+    /// The health that a worker reports.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When the worker does not answer.
     pub async fn health(&self, i: usize) -> Result<v1::HealthReply> {
         Ok(self.control(i).await?.health(v1::HealthRequest {}).await?.into_inner())
     }
 
-    /// Waits until a program runs on device `i`, and gives its sequence number.
+    /// Waits until a program runs on device `i`, and returns its sequence number.
     ///
     /// # Errors
-    /// When none does.
+    /// When no program runs.
     pub async fn running(&self, i: usize) -> Result<u64> {
         let control = self.control(i).await?;
         until("a program runs", || {
@@ -468,10 +471,10 @@ impl TestCluster {
         .await
     }
 
-    /// Starts a worker anew where it was, with further flags.
+    /// Ends a worker, and starts it again on the same address, with further flags.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the worker does not start.
     pub fn restart_worker(&mut self, i: usize, flags: &[&str]) -> Result<()> {
         self.workers[i].kill()?;
         let (network, at) = (self.network.as_deref(), &self.addresses[i]);
@@ -481,20 +484,21 @@ impl TestCluster {
         Ok(())
     }
 
-    /// Starts a coordinator anew; it takes a free port.
+    /// Ends the coordinator, and starts another, on a free port.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the coordinator does not start.
     pub fn restart_coordinator(&mut self) -> Result<()> {
         self.coordinator.kill()?;
         (self.coordinator, self.address) = coordinator(&self.dir.path().join("cluster.toml"))?;
         self.coordinator.line("ready: ").map(drop)
     }
 
-    /// Starts a coordinator that was killed anew where it was, and does not wait until requests can be served.
+    /// Starts a coordinator that was killed again on the same address, and does not wait until requests can
+    /// be served.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the coordinator does not start.
     pub fn restart_coordinator_there(&mut self) -> Result<()> {
         self.coordinator.kill()?;
         let mut command = coordinator_command(&self.dir.path().join("cluster.toml"))?;
@@ -503,7 +507,7 @@ impl TestCluster {
         listening(&mut self.coordinator).map(drop)
     }
 
-    /// All that anyone printed, to be shown when a test fails.
+    /// All that any process printed, to be shown when a test fails.
     pub fn output(&self) -> String {
         let mut text = format!("coordinator:\n{}\n", self.coordinator.output());
         for worker in &self.workers {
@@ -513,10 +517,10 @@ impl TestCluster {
     }
 }
 
-/// Starts a coordinator and says where it listens.
+/// Starts a coordinator, and returns the address on which it listens.
 ///
 /// # Errors
-/// When it does not start.
+/// When the coordinator does not start.
 pub fn coordinator(file: &Path) -> Result<(Process, String)> {
     let mut process = Process::spawn("the coordinator", coordinator_command(file)?)?;
     let address = listening(&mut process)?;
@@ -526,7 +530,7 @@ pub fn coordinator(file: &Path) -> Result<(Process, String)> {
 /// The command of a coordinator.
 ///
 /// # Errors
-/// When it is not built.
+/// When the coordinator is not built.
 pub fn coordinator_command(file: &Path) -> Result<Command> {
     let mut command = Command::new(program("galaxy-coord")?);
     command.arg("--cluster").arg(file);
@@ -536,7 +540,7 @@ pub fn coordinator_command(file: &Path) -> Result<Command> {
 /// The command of a worker that listens on a free port of this machine.
 ///
 /// # Errors
-/// When it is not built.
+/// When the worker is not built.
 pub fn worker_command(identity: &Path, models: &Path) -> Result<Command> {
     let mut command = Command::new(program("galaxy-worker")?);
     command.arg("--identity").arg(identity).arg("--models").arg(models);
@@ -547,7 +551,7 @@ pub fn worker_command(identity: &Path, models: &Path) -> Result<Command> {
 /// The command of a worker that has no model, and keeps what it is brought in `cache`.
 ///
 /// # Errors
-/// When it is not built.
+/// When the worker is not built.
 pub fn bare_worker(identity: &Path, cache: &Path) -> Result<Command> {
     let mut command = Command::new(program("galaxy-worker")?);
     command.arg("--identity").arg(identity).arg("--cache").arg(cache);
@@ -579,23 +583,23 @@ fn worker(
     }
 }
 
-/// Waits for an open port.
+/// Waits until a process has opened its port, and returns the address.
 ///
 /// # Errors
-/// When none is opened.
+/// When no port is opened.
 pub fn listening(process: &mut Process) -> Result<String> {
     let line = process.line("listening on ")?;
     let (_, address) = line.split_once("listening on ").context("line() found it")?;
     Ok(address.trim().to_owned())
 }
 
-/// This process has one network at a time: it stands in each under the same address.
+/// A guard by which this process is in one network at a time: it has the same address in each.
 struct Alone;
 
 static TAKEN: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
 impl Alone {
-    /// Waits until no other test of this process has one.
+    /// Waits until no other test of this process holds the guard.
     fn wait() -> Self {
         let taken = TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner);
         let free = TAKEN.1.wait_while(taken, |taken| *taken);
@@ -611,14 +615,14 @@ impl Drop for Alone {
     }
 }
 
-/// A network of devices, on links that do not matter, with this process beside them.
-fn joined(devices: usize) -> Result<Held> {
-    let places: Vec<Place> =
-        (0..devices).map(|i| Place { name: format!("d{i}"), link: None }).collect();
+/// A network of devices, on links without shaping, with this process beside them.
+fn joined(devices: usize) -> Result<NetworkGuard> {
+    let places: Vec<NetworkNode> =
+        (0..devices).map(|i| NetworkNode { name: format!("d{i}"), link: None }).collect();
     Network::held(&format!("glx{}", std::process::id()), &places)?.joined(OUTSIDE)
 }
 
-/// A share of one core that a process may use; needs root and control groups.
+/// A process held to a share of one core, until this is dropped; needs root and control groups.
 pub struct Throttle {
     testbed: String,
     group: Group,
@@ -626,10 +630,10 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// One twentieth of a core.
+    /// Holds a process to one twentieth of a core.
     ///
     /// # Errors
-    /// Where such a group cannot be made.
+    /// When such a group cannot be created.
     pub fn twentieth(process: &Process) -> Result<Self> {
         let testbed = format!("slow-{}", process.id());
         let group =
@@ -642,7 +646,7 @@ impl Throttle {
 
 impl Drop for Throttle {
     fn drop(&mut self) {
-        // It goes first, for what is in a group that is removed is ended.
+        // The process leaves first, since processes in a group that is removed are ended.
         let _ = self.group.release(self.process);
         let _ = cgroup::remove(&self.testbed);
     }

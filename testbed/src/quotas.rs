@@ -1,4 +1,5 @@
-//! Whether devices get what their limits say: shares of a core over any second, memory, disk.
+//! `galaxy-testbed quotas`: whether devices get what their limits allow: shares of a core over any second,
+//! memory, disk.
 
 use crate::{
     calibrate::{self, Calibrated},
@@ -26,39 +27,39 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
 };
 
-/// The furthest that a share over any second may be from what was asked for.
+/// The furthest that a share over any second may be from what was asked for, as a part of that.
 pub const TOLERANCE: f64 = 0.03;
-/// Between two samples of the clock of a busy loop.
+/// The time between two samples of the clock of a busy loop.
 const SAMPLE_NS: u64 = 20_000_000;
-/// What a busy loop calls a pause. Being interrupted takes a few microseconds, being throttled a
+/// The shortest gap that a busy loop counts as a pause. An interrupt takes a few microseconds, throttling a
 /// good part of a millisecond.
 const PAUSE_NS: u64 = 200_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// How much is allocated at once, so that the end comes near the limit.
+/// The bytes that are allocated at once, so that the end comes near the limit.
 const STEP: usize = 1 << 20;
-/// What direct reads are aligned to, and their size.
+/// The alignment of direct reads, in bytes; below it, their size.
 const ALIGNED: usize = 4096;
 const READ: usize = 1 << 20;
 
-/// What to measure.
+/// The options of `galaxy-testbed quotas`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Environment: a name or a file
+    /// The environment: a name or a file.
     #[arg(default_value = "C")]
     environment: String,
-    /// The testbed's name meanwhile
+    /// The testbed's name while it is measured.
     #[arg(long, default_value = "quotas")]
     name: String,
-    /// For how long
+    /// The seconds for which devices are kept busy.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// Where the calibrating model is kept
+    /// The directory of the calibrating model.
     #[arg(long, default_value = crate::models::CACHE)]
     cache: PathBuf,
 }
 
-/// Brings an environment up, keeps all its devices busy, has one take too much memory, prints
-/// tables, takes it down.
+/// Brings an environment up, keeps all its devices busy, lets one take too much memory, prints tables, and
+/// takes it down.
 ///
 /// # Errors
 /// Without root, or when a quota or a limit does not hold.
@@ -111,58 +112,59 @@ pub fn run(options: &Options) -> Result<()> {
 /// A device whose quota is measured.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Load {
-    /// Its name.
+    /// The device's name.
     pub device: String,
     /// The share of one core that it must get.
     pub quota: f64,
-    /// What its quota holds: the process, or the one thread that computes.
+    /// The part that its quota limits: the process, or the one thread that computes.
     pub hold: Hold,
-    /// The core that it runs on.
+    /// The core that the device runs on.
     pub core: Option<usize>,
 }
 
-/// What a device got of its quota.
+/// The share of a core that a device got.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Share {
-    /// Its name.
+    /// The device's name.
     pub device: String,
-    /// The share asked for.
+    /// The share that was asked for.
     pub asked: f64,
-    /// Shares over windows of one second, by the clock of the thread.
+    /// The least of the shares over windows of one second, by the clock of the thread.
     pub min: f64,
-    /// The median of them.
+    /// The median of these shares.
     pub median: f64,
-    /// The largest.
+    /// The largest of these shares.
     pub max: f64,
-    /// How far the furthest of them is from what was asked for, as a part of that.
+    /// The furthest distance of these shares from what was asked for, as a part of that.
     pub worst: f64,
-    /// How long it ran at a stretch: the median, in microseconds.
+    /// The time that the device ran at a stretch: the median, in microseconds.
     pub burst_us: u64,
-    /// Nine of ten were shorter, in microseconds.
+    /// The same time at the 90th percentile, in microseconds.
     pub burst_p90_us: u64,
-    /// Rounds of the busy loop in each second of its own clock: what being interrupted often costs.
+    /// The rounds of the busy loop in each second of its own clock, which show the cost of being interrupted
+    /// often.
     pub rounds: f64,
-    /// What its groups say that it took.
+    /// The resources that the device's groups have counted.
     pub usage: Usage,
 }
 
 impl Share {
-    /// Whether it got what was asked for in every second.
+    /// Whether the device got what was asked for in every second.
     pub fn kept(&self) -> bool {
         self.worst <= TOLERANCE
     }
 }
 
-/// What a busy loop saw.
+/// The samples that a busy loop took.
 #[derive(Serialize, Deserialize)]
-struct Seen {
-    /// Nanoseconds since the start: of the world, and of its own running.
+struct LoopSamples {
+    /// The nanoseconds since the start, by the monotonic clock and by the thread's own running time.
     samples: Vec<(u64, u64)>,
     bursts_ns: Vec<u64>,
     rounds: u64,
 }
 
-/// A child with pipes, that says when it is ready and begins when told.
+/// A child process with pipes that reports when it is ready, and begins when it is sent a line.
 struct Runner {
     child: Child,
     tell: ChildStdin,
@@ -196,7 +198,7 @@ impl Drop for Runner {
     }
 }
 
-/// Keeps all the devices busy at once for so many seconds, and gives what each got.
+/// Keeps all the devices busy at once for `seconds`, and returns what each got.
 ///
 /// # Errors
 /// When the testbed is not up.
@@ -219,13 +221,13 @@ pub fn shares(testbed: &str, loads: &[Load], seconds: u64) -> Result<Vec<Share>>
         runner.tell.write_all(b"\n")?;
     }
     let one = |(load, (group, mut runner)): (&Load, (Group, Runner))| {
-        let mut seen: Seen = serde_json::from_str(&runner.line()?)?;
+        let mut seen: LoopSamples = serde_json::from_str(&runner.line()?)?;
         share(load, &mut seen, group.usage()?)
     };
     loads.iter().zip(runners).map(one).collect()
 }
 
-fn share(load: &Load, seen: &mut Seen, usage: Usage) -> Result<Share> {
+fn share(load: &Load, seen: &mut LoopSamples, usage: Usage) -> Result<Share> {
     let mut shares = windows(&seen.samples);
     ensure!(!shares.is_empty(), "device {:?} was not busy for a second", load.device);
     shares.sort_by(f64::total_cmp);
@@ -264,10 +266,10 @@ fn windows(samples: &[(u64, u64)]) -> Vec<f64> {
     shares
 }
 
-/// How long to be busy.
+/// The options of `galaxy-testbed busy`.
 #[derive(Args, Debug)]
 pub struct BusyOptions {
-    /// Seconds.
+    /// The seconds for which it is busy.
     seconds: u64,
 }
 
@@ -276,17 +278,17 @@ fn nanoseconds(clock: ClockId) -> u64 {
     at.tv_sec.cast_unsigned() * SECOND_NS + at.tv_nsec.cast_unsigned()
 }
 
-/// The hidden command `busy`: says which thread it is, waits for a line, runs, and says what it saw.
+/// The hidden command `busy`: prints its thread's id, waits for a line, runs, and prints its samples.
 ///
 /// # Errors
-/// When whoever started it is gone.
+/// When the process that started it is gone.
 pub fn busy(options: &BusyOptions) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{}", gettid().as_raw_nonzero())?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
-    // One second more than asked for, and that first one is not looked at: what was left of the
-    // quota before the thread became busy is used up in it.
+    // One second more than asked for, of which the first is not looked at: what was left of the quota before
+    // the thread became busy is used up in it.
     let start = nanoseconds(ClockId::Monotonic) + SECOND_NS;
     let end = start + options.seconds * SECOND_NS;
     let count = |each| (options.seconds * SECOND_NS / each) as usize + 1;
@@ -315,24 +317,24 @@ pub fn busy(options: &BusyOptions) -> Result<()> {
             }
         }
     }
-    writeln!(out, "{}", serde_json::to_string(&Seen { samples, bursts_ns, rounds })?)?;
+    writeln!(out, "{}", serde_json::to_string(&LoopSamples { samples, bursts_ns, rounds })?)?;
     Ok(())
 }
 
-/// What became of a process that takes memory.
+/// The outcome of a process that takes memory.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Hogged {
-    /// What it wanted.
+    /// The bytes that the process was to take.
     pub wanted: Bytes,
-    /// Whether it was killed.
+    /// Whether the process was killed.
     pub killed: bool,
-    /// How often the groups say that a process of the device was killed for memory meanwhile.
+    /// The processes of the device that were killed for their memory meanwhile, by the groups' count.
     pub oom_kills: u64,
-    /// Most that the device has held so far.
+    /// The most memory that the device has held so far.
     pub peak: Option<Bytes>,
 }
 
-/// Has a process of the device take so much memory, and gives what became of it.
+/// Lets a process of the device take `wanted` bytes of memory, and returns what became of it.
 ///
 /// # Errors
 /// When the testbed is not up, or when the process ends in a third way.
@@ -359,29 +361,29 @@ fn killed(status: ExitStatus) -> bool {
     status.signal() == Some(9)
 }
 
-/// How much to take.
+/// The options of `galaxy-testbed hog`.
 #[derive(Args, Debug)]
 pub struct HogOptions {
-    /// Bytes.
+    /// The bytes to take.
     bytes: u64,
 }
 
 /// The hidden command `hog`: takes memory, touches all of it and ends.
 ///
 /// # Errors
-/// When there is not so much.
+/// When the number of bytes is too large for this machine.
 pub fn hog(options: &HogOptions) -> Result<()> {
     let wanted = usize::try_from(options.bytes)?;
     let mut held: Vec<Vec<u8>> = Vec::new();
     while held.len() * STEP < wanted {
-        // Not zeros: pages of those are not there until they are written to.
+        // Ones, since pages of zeros do not exist until they are written to.
         held.push(vec![1; STEP]);
     }
     ensure!(std::hint::black_box(&held).iter().all(|page| page[STEP - 1] == 1), "memory is lost");
     Ok(())
 }
 
-/// Has a process of the device read a file past the page cache, and gives the bytes of each second.
+/// Lets a process of the device read a file past the page cache, and returns the bytes of each second.
 ///
 /// # Errors
 /// When the testbed is not up, or the file is empty or on a file system without direct reads.
@@ -394,17 +396,17 @@ pub fn disk_of(testbed: &str, device: &str, file: &Path) -> Result<f64> {
     rate.parse().with_context(|| format!("it says its rate, not {rate:?}"))
 }
 
-/// What to read.
+/// The options of `galaxy-testbed read`.
 #[derive(Args, Debug)]
 pub struct ReadOptions {
-    /// The file.
+    /// The file to read.
     file: PathBuf,
 }
 
-/// The hidden command `read`: reads a file past the page cache, and says the bytes of each second.
+/// The hidden command `read`: reads a file past the page cache, and prints the bytes of each second.
 ///
 /// # Errors
-/// When it cannot be read so.
+/// When the file cannot be read directly.
 pub fn read(options: &ReadOptions) -> Result<()> {
     let path = options.file.display();
     let flags = OFlags::DIRECT.bits().cast_signed();
@@ -450,14 +452,14 @@ mod tests {
     fn windows_are_whole_seconds_only() {
         let shares = windows(&samples());
         assert!(shares.iter().all(|share| (share - 0.1).abs() < 1e-9), "{shares:?}");
-        // The last that is a second before the end, of 3 s less 90 ms, begins at 1.91 s.
+        // The last window that is a whole second, of 3 s less 90 ms, begins at 1.91 s.
         assert_eq!(shares.len(), 40);
         assert!(windows(&samples()[..10]).is_empty());
     }
 
     #[test]
     fn one_bad_second_breaks_the_quota() {
-        let seen = |samples| Seen { samples, bursts_ns: vec![3000, 1000, 2000], rounds: 5 };
+        let seen = |samples| LoopSamples { samples, bursts_ns: vec![3000, 1000, 2000], rounds: 5 };
         let good = share(&load(0.1), &mut seen(samples()), Usage::default()).unwrap();
         assert!(good.kept() && good.burst_us == 2, "{good:?}");
         let mut late = samples();

@@ -1,9 +1,9 @@
-//! One device in a process of its own, for `run memory`: opens a plan, and runs what it is asked for on
-//! standard input, a line each.
+//! One device in a process of its own, for `run memory`: opens a plan, and serves one request from each line
+//! of standard input.
 
 use anyhow::{Context, Result, bail};
 use galaxy_common::{BatchShape, Plan, Sampling, Segment, Wanted};
-use galaxy_engine::{choose::Text, compute::Inputs, local::LocalCluster};
+use galaxy_engine::{compute::Inputs, local::LocalCluster, sampler::Sequence};
 use galaxy_graph::{program::Lane, timeline};
 use galaxy_model::ModelDir;
 use serde::{Deserialize, Serialize};
@@ -16,58 +16,60 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long results are held, as on their way to a coordinator: long enough to be seen by who looks at memory.
+/// The time for which results are held, as on their way to a coordinator: long enough for a look at memory to
+/// see them.
 const HELD: Duration = Duration::from_millis(12);
 
-/// What it is started with.
+/// The options of `galaxy-testbed reader`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The model's directory
+    /// The model's directory.
     pub model: PathBuf,
-    /// The plan, of one device, as JSON
+    /// The plan, of one device, as JSON.
     pub plan: PathBuf,
-    /// Where files of shards are
+    /// The directory of the shards' files.
     pub shards: PathBuf,
-    /// Bytes per second that each loader reads at most
+    /// Bytes per second that each loader reads at most.
     #[arg(long)]
     pub limit: Option<f64>,
 }
 
-/// What it is asked for.
+/// A request to the reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Ask {
-    /// To open the plan.
+pub enum ReaderCommand {
+    /// Opens the plan.
     Open,
-    /// One text of so many rows.
+    /// Runs one text of this many rows.
     Run(u32),
-    /// So many tokens behind a prompt of so many.
+    /// Generates tokens behind a prompt: the length of the prompt, and the number of tokens.
     Make(u32, u32),
-    /// So many texts of up to so many rows, one after another.
+    /// Runs texts one after another: how many, and their most rows.
     Many(u32, u32),
-    /// All pieces by so many loaders, and nothing computed.
+    /// Reads all pieces with this many loaders, and computes nothing.
     Read(u16),
 }
 
-/// What that took.
+/// The costs of one request.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Took {
-    /// In all, ms.
+pub struct RequestCost {
+    /// The time of the whole request, in ms.
     pub ms: f64,
-    /// Kernels at work in the last program, ms.
+    /// The time that kernels worked in the last program, in ms.
     pub busy_ms: f64,
-    /// Kernels idle until weights had come, in the last program, ms.
+    /// The time that kernels were idle until weights had come, in the last program, in ms.
     pub stalled_ms: f64,
-    /// The first loader at work in the last program, ms,
+    /// The time that the first loader worked in the last program, in ms.
     pub loading_ms: f64,
-    /// and what it read, in bytes.
+    /// The bytes that were read: by the first loader in the last program, or by all loaders for
+    /// [`ReaderCommand::Read`].
     pub loaded: u64,
-    /// Pieces that the shard's file did not give.
+    /// The pieces that the shard's file did not give.
     pub remade: u64,
-    /// The tokens that were made.
+    /// The generated tokens.
     pub tokens: Vec<u32>,
 }
 
-/// Serves until there are no more questions.
+/// Serves requests until standard input ends.
 ///
 /// # Errors
 /// When the plan cannot be opened or run.
@@ -76,10 +78,10 @@ pub fn serve(options: &Options) -> Result<()> {
     let model = Arc::new(ModelDir::open(&options.model)?);
     let mut cluster = None;
     for line in std::io::stdin().lock().lines() {
-        let ask: Ask = serde_json::from_str(&line?)?;
+        let ask: ReaderCommand = serde_json::from_str(&line?)?;
         let begun = Instant::now();
-        let mut took = Took::default();
-        if ask == Ask::Open {
+        let mut took = RequestCost::default();
+        if ask == ReaderCommand::Open {
             let opened = LocalCluster::open_with(model.clone(), plan.clone(), &options.shards)?;
             if let Some(limit) = options.limit {
                 opened.streams().for_each(|stream| stream.limit(limit));
@@ -99,14 +101,14 @@ pub fn serve(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn run(cluster: &LocalCluster, ask: Ask) -> Result<Took> {
+fn run(cluster: &LocalCluster, ask: ReaderCommand) -> Result<RequestCost> {
     let spec = cluster.model().spec();
     let remade = || cluster.streams().map(|stream| stream.remade()).sum();
     match ask {
-        Ask::Open => bail!("it is open"),
-        Ask::Make(prompt, count) => {
+        ReaderCommand::Open => bail!("it is open"),
+        ReaderCommand::Make(prompt, count) => {
             let tokens: Vec<u32> = (0..prompt).map(|at| 3 + at * 7 % 90).collect();
-            let text = Text {
+            let text = Sequence {
                 slot: 0,
                 rows: prompt + count,
                 sampling: Sampling::greedy(),
@@ -114,35 +116,38 @@ fn run(cluster: &LocalCluster, ask: Ask) -> Result<Took> {
                 tokens,
             };
             let mut made = Vec::new();
-            let tell = &mut |told: &galaxy_engine::generate::Told| {
+            let tell = &mut |told: &galaxy_engine::generate::TokenEvent| {
                 made.push(told[0] as u32);
                 ControlFlow::Continue(())
             };
             cluster.generate(&text, count, prompt, &[], tell)?;
-            Ok(Took { remade: remade(), tokens: made, ..Took::default() })
+            Ok(RequestCost { remade: remade(), tokens: made, ..RequestCost::default() })
         }
-        Ask::Many(count, rows) => {
+        ReaderCommand::Many(count, rows) => {
             // The longest first, and now and then again.
             for at in 0..count {
-                run(cluster, Ask::Run(if at % 10 == 0 { rows } else { (rows / 8).max(1) }))?;
+                run(
+                    cluster,
+                    ReaderCommand::Run(if at % 10 == 0 { rows } else { (rows / 8).max(1) }),
+                )?;
                 if at % 100 == 99 {
                     eprintln!("{} of {count} requests", at + 1);
                 }
             }
-            Ok(Took { remade: remade(), ..Took::default() })
+            Ok(RequestCost { remade: remade(), ..RequestCost::default() })
         }
-        Ask::Read(loaders) => {
+        ReaderCommand::Read(loaders) => {
             let stream = cluster.streams().next().context("nothing comes from disk")?;
             let loaded = stream.read_all(loaders)?;
-            Ok(Took { loaded, remade: remade(), ..Took::default() })
+            Ok(RequestCost { loaded, remade: remade(), ..RequestCost::default() })
         }
-        Ask::Run(rows) => {
+        ReaderCommand::Run(rows) => {
             let rows = spec.patches.map_or(rows, |patches| patches.rows());
             let wanted = match spec.head.labels() {
                 0 => Wanted::Hidden,
                 _ => Wanted::Classes,
             };
-            let segment = Segment { slot: 0, past: 0, kept: false, rows, wanted };
+            let segment = Segment { slot: 0, context_len: 0, cached: false, rows, wanted };
             let shape = BatchShape::new(vec![segment])?;
             let begun = Instant::now();
             let (programs, reports) = cluster.execute(&shape, Inputs::any(spec, rows, 1), None)?;
@@ -157,7 +162,7 @@ fn run(cluster: &LocalCluster, ask: Ask) -> Result<Took> {
                 let writes = &program.operation(*id).writes;
                 writes.iter().map(|region| program.region_bytes(region)).sum()
             };
-            let took = Took {
+            let took = RequestCost {
                 ms: took.as_secs_f64() * 1e3,
                 busy_ms: busy(Lane::Compute),
                 stalled_ms: timeline::stalled(program, &report.timeline) as f64 * 1e-6,

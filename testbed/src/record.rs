@@ -1,7 +1,7 @@
 //! The record of an experiment: every sample, kept from the moment it was taken.
 //!
-//! One JSON file beside the tables and plots that are made from it. It is replaced as a whole after
-//! every sample, so a run that is killed loses one sample at most and goes on where it was.
+//! It is one JSON file beside the tables and plots that are drawn from it. It is replaced as a whole after
+//! every sample, so a run that is killed loses one sample at most, and the next run goes on from there.
 
 use crate::{calibrate::Calibration, processes};
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,7 @@ use std::{
 };
 use time::OffsetDateTime;
 
-/// The setting that says what environments are, by their names: a record goes on with others.
+/// The setting that holds the environments, by their names: a record goes on with others.
 pub const ENVIRONMENTS: &str = "environments";
 
 /// The format that this build reads and writes.
@@ -27,87 +27,89 @@ pub const FORMAT: u32 = 1;
 /// An experiment's results, and what they were measured with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Its name.
+    /// The experiment's name.
     pub experiment: String,
     /// [`FORMAT`] of the build that wrote it.
     pub format: u32,
-    /// When it was begun.
+    /// The time at which the record was begun, in RFC 3339.
     pub started: String,
     /// The machine that stood for the devices.
     pub machine: Machine,
-    /// What the samples were taken with; more than one when a run went on with a changed tree.
+    /// The commits that samples were taken with; more than one when a run went on with a changed tree.
     pub commits: Vec<String>,
-    /// Of what was run.
+    /// The versions of the programs that were run, by name.
     pub versions: BTreeMap<String, String>,
-    /// Without shaping or quotas: such results say nothing of the devices.
+    /// Whether devices were without shaping and quotas: such results say nothing of real devices.
     pub loopback: bool,
-    /// Whatever would make results incomparable when changed.
+    /// The settings that would make results incomparable when changed.
     pub settings: Value,
-    /// By environment.
+    /// The calibrations, by the environment's name, or its name and the number of the repetition from
+    /// scratch.
     pub calibrations: BTreeMap<String, Calibration>,
-    /// The results.
+    /// The cells with their samples.
     pub cells: Vec<Cell>,
 }
 
 /// A machine, as it describes itself.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Machine {
-    /// Its kind of processor.
+    /// The kind of processor.
     pub processor: String,
-    /// Its cores.
+    /// The number of cores.
     pub cores: usize,
-    /// Its memory.
+    /// The memory of the whole machine.
     pub memory: Bytes,
-    /// The release of its kernel.
+    /// The release of the operating system's kernel.
     pub kernel: String,
-    /// What the kernels' speed depends on, and whether it is virtual.
+    /// The features of the processor that the speed of our kernels depends on, and whether the machine is
+    /// virtual.
     pub features: Vec<String>,
 }
 
-/// One combination of what an experiment varies.
+/// One combination of the parameters that an experiment varies.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cell {
-    /// Its stable name, as `A/bert-large/galaxy`.
+    /// The stable name of the cell, as `A/bert-large/galaxy`.
     pub key: String,
-    /// The values of what is varied.
+    /// The values of the parameters that are varied.
     pub labels: BTreeMap<String, String>,
-    /// Its repeats, valid and invalid.
+    /// The samples, valid and invalid.
     pub samples: Vec<Sample>,
-    /// What came of it.
+    /// The outcome of the cell.
     pub outcome: Outcome,
-    /// What cannot be beaten.
+    /// The least latency that is possible, where it is known.
     pub bound: Option<Bound>,
     /// The paper's figure.
     pub paper: Option<f64>,
-    /// Figures that do not vary between samples.
+    /// The figures that do not vary between samples.
     #[serde(deserialize_with = "numbers")]
     pub facts: BTreeMap<String, f64>,
 }
 
-/// What came of a cell.
+/// The outcome of a cell.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It has samples, or will have.
+    /// The cell has samples, or will have.
     #[default]
     Measured,
     /// There is no such plan.
     Refused {
-        /// What it lacks.
+        /// The reason of the refusal.
         why: String,
     },
     /// A device has too little memory.
     OutOfMemory {
-        /// Which.
+        /// The name of the device.
         device: String,
-        /// What it would take; unknown where the kernel ended the worker.
+        /// The memory that the plan needs on the device; unknown where the kernel ended the worker.
         needs: Option<Bytes>,
-        /// What it grants.
+        /// The memory that the device grants.
         grants: Bytes,
     },
-    /// It was tried in vain; a run that goes on tries it again.
+    /// The cell was tried in vain; a run that goes on tries it again.
     Failed {
-        /// What went wrong.
+        /// The error as text.
         error: String,
     },
 }
@@ -126,43 +128,43 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What cannot be beaten, from measured compute, the integer split and the shaped rate.
+/// The least latency that is possible, from measured compute, the integer split and the shaped rate.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Bound {
-    /// In all.
+    /// The bound itself, in ms.
     #[serde(deserialize_with = "number")]
     pub ms: f64,
-    /// What it is made of.
+    /// The parts of the bound by name, in ms.
     #[serde(deserialize_with = "numbers")]
     pub parts: BTreeMap<String, f64>,
 }
 
-/// One repeat.
+/// One measurement of a cell.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Sample {
-    /// When.
+    /// The time at which it was taken, in RFC 3339.
     pub at: String,
-    /// What was measured: `wall_ms`, `compute_ms`, `hidden` and so on.
+    /// The measured values: `wall_ms`, `compute_ms`, `hidden` and so on.
     #[serde(deserialize_with = "numbers")]
     pub values: BTreeMap<String, f64>,
-    /// Whether it counts.
+    /// Whether the sample counts.
     pub verdict: Verdict,
 }
 
-/// Whether a sample counts.
+/// Whether a sample counts, and if not, why.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The devices were what they stand for.
+    /// The devices had the properties that they stand for.
     Valid,
-    /// They were not: it is kept, and shown in no figure.
+    /// The devices had not: the sample is kept, and shown in no figure.
     Invalid {
-        /// Sentences with the numbers.
+        /// The reasons, as sentences with the numbers.
         reasons: Vec<String>,
     },
 }
 
-/// JSON knows no NaN and writes null; a record must be read again all the same.
+/// Reads a number, or NaN from null: JSON has no NaN, and a record must be readable again all the same.
 fn number<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or(f64::NAN))
 }
@@ -173,11 +175,11 @@ fn numbers<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<String, f64>, D::
 }
 
 impl Record {
-    /// An empty one of this machine and tree. `settings` is whatever would make results
-    /// incomparable when changed; a run goes on only where they are equal.
+    /// An empty record of this machine and tree. `settings` are those that would make results incomparable
+    /// when changed; a run goes on only where they are equal.
     ///
     /// # Errors
-    /// When the settings are no JSON, or the machine cannot be read.
+    /// When the settings cannot be written as JSON, or the machine cannot be read.
     pub fn new(experiment: &str, loopback: bool, settings: impl Serialize) -> Result<Self> {
         let version = |name: &str, is: String| (name.to_owned(), is);
         Ok(Self {
@@ -198,17 +200,17 @@ impl Record {
         })
     }
 
-    /// Where a record is kept by default.
+    /// The directory of a record by default.
     pub fn directory(experiment: &str) -> PathBuf {
         Path::new("target/testbed-results").join(experiment)
     }
 
-    /// The record at `path` if there is one that can go on as `wanted`, else `wanted`, which is
-    /// saved at once, so that a place that cannot be written is found before hours of measuring.
-    /// `fresh` throws away what is there.
+    /// The record at `path` if there is one that can go on as `wanted`, else `wanted`, which is saved at
+    /// once, so that a place that cannot be written is found before hours of measuring. `fresh` discards the
+    /// record that is there.
     ///
     /// # Errors
-    /// When what is there was measured otherwise, or cannot be read or written.
+    /// When the record that is there was measured otherwise, or cannot be read or written.
     pub fn open_or_new(path: &Path, wanted: Self, fresh: bool) -> Result<Self> {
         let there = path.try_exists().with_context(|| path.display().to_string())?;
         if fresh || !there {
@@ -240,10 +242,10 @@ impl Record {
         Ok(found)
     }
 
-    /// Reads one, for showing it.
+    /// Reads a record, to show it.
     ///
     /// # Errors
-    /// When there is none, or none of this format.
+    /// When there is no record, or none of this format.
     pub fn read(path: &Path) -> Result<Self> {
         let read = || -> Result<Self> {
             let value: Value = serde_json::from_slice(&std::fs::read(path)?)?;
@@ -256,10 +258,10 @@ impl Record {
         read().with_context(|| path.display().to_string())
     }
 
-    /// Replaces the file as a whole: whoever is killed here leaves the old one or the new one.
+    /// Replaces the file as a whole: a process that is killed here leaves the old one or the new one.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let save = || -> Result<()> {
             if let Some(directory) = path.parent() {
@@ -274,7 +276,7 @@ impl Record {
         save().with_context(|| format!("{} cannot be written", path.display()))
     }
 
-    /// The cell of that name, made where there is none.
+    /// The cell of that key, which is added where there is none.
     pub fn cell(&mut self, key: &str, labels: &[(&str, &str)]) -> &mut Cell {
         let found = self.cells.iter().position(|cell| cell.key == key);
         let at = found.unwrap_or(self.cells.len());
@@ -293,14 +295,14 @@ impl Record {
         &mut self.cells[at]
     }
 
-    /// How much there is, as `4 cells, 20 samples, 1 of them invalid`.
+    /// The numbers of cells and samples, as `4 cells, 20 samples, 1 of them invalid`.
     pub fn extent(&self) -> String {
         let samples: usize = self.cells.iter().map(|cell| cell.samples.len()).sum();
         let invalid: usize = self.cells.iter().map(Cell::invalid).sum();
         format!("{} cells, {samples} samples, {invalid} of them invalid", self.cells.len())
     }
 
-    /// Why `wanted` cannot go on with this one.
+    /// The reasons why `wanted` cannot go on with this record.
     fn differences(&self, wanted: &Self) -> Vec<String> {
         let machine = |m: &Machine| Value::from(format!("{}, {} cores", m.processor, m.cores));
         let mut found = Vec::new();
@@ -315,7 +317,7 @@ impl Record {
 }
 
 impl Cell {
-    /// Adds a repeat. One with a value that is no number does not count.
+    /// Adds a sample. A sample with a value that is not finite does not count.
     pub fn add(&mut self, values: BTreeMap<String, f64>, verdict: Verdict) {
         let mut reasons = match verdict {
             Verdict::Valid => Vec::new(),
@@ -326,7 +328,8 @@ impl Cell {
         self.samples.push(Sample { at: now(), values, verdict: Verdict::of(reasons) });
     }
 
-    /// Rules out repeats of which a value is too far below the largest of all of them.
+    /// Rules out samples of which a value is too far below the largest of all, by the reason that `why`
+    /// gives.
     pub fn rule_out(&mut self, name: &str, why: impl Fn(f64, f64) -> Option<String>) {
         let of = |sample: &Sample| sample.values.get(name).copied();
         let best = self.samples.iter().filter_map(of).fold(0.0, f64::max);
@@ -337,34 +340,34 @@ impl Cell {
         }
     }
 
-    /// The repeats that count.
+    /// The samples that count.
     pub fn valid(&self) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(|sample| sample.verdict == Verdict::Valid)
     }
 
-    /// How many do not.
+    /// The number of samples that do not count.
     pub fn invalid(&self) -> usize {
         self.samples.len() - self.valid().count()
     }
 
-    /// Whether it needs no more samples.
+    /// Whether the cell needs no more samples.
     pub fn done(&self, wanted: usize) -> bool {
         self.outcome != Outcome::Measured || self.valid().count() >= wanted
     }
 
-    /// One value of every repeat that counts, in the order in which they were taken.
+    /// One value of every sample that counts, in the order in which they were taken.
     pub fn values(&self, name: &str) -> Vec<f64> {
         self.valid().filter_map(|sample| sample.values.get(name).copied()).collect()
     }
 
-    /// How that value spreads.
+    /// The spread of a value over the samples that count.
     pub fn spread(&self, name: &str) -> Spread {
         Spread::of(&self.values(name))
     }
 }
 
 impl Verdict {
-    /// The same, with one more reason against it, if there is one.
+    /// The same verdict with one more reason against the sample, if there is one.
     #[must_use]
     pub fn and(self, reason: Option<String>) -> Self {
         let mut reasons = match self {
@@ -375,14 +378,14 @@ impl Verdict {
         Self::of(reasons)
     }
 
-    /// Valid unless there are reasons against it.
+    /// A verdict by the reasons against a sample: valid without any.
     pub fn of(reasons: Vec<String>) -> Self {
         if reasons.is_empty() { Self::Valid } else { Self::Invalid { reasons } }
     }
 }
 
 impl Machine {
-    /// This one.
+    /// The machine that this process runs on.
     ///
     /// # Errors
     /// Without `/proc`.
@@ -422,7 +425,7 @@ impl Machine {
     }
 }
 
-/// This moment in RFC 3339, to the second.
+/// The present time in RFC 3339, to the second.
 pub fn now() -> String {
     let t = OffsetDateTime::now_utc();
     let (year, month, day) = t.to_calendar_date();
@@ -430,8 +433,8 @@ pub fn now() -> String {
     format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
 }
 
-/// The commit of the checkout, with `-dirty` where sources are changed. Results and pages are no
-/// sources: writing them must not change what they say of themselves.
+/// The commit of the checkout, with `-dirty` where sources are changed. Results and pages are no sources:
+/// writing them must not change what they report of themselves.
 pub fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").arg("-C").arg(processes::root()).args(arguments).output();
@@ -448,7 +451,7 @@ pub fn commit() -> String {
     }
 }
 
-/// Settings, without the environments that others do not have.
+/// The settings, without the environments that `others` do not have.
 fn both(settings: &Value, others: &Value) -> Value {
     let mut settings = settings.clone();
     let others = others.get(ENVIRONMENTS).and_then(Value::as_object);
@@ -459,7 +462,7 @@ fn both(settings: &Value, others: &Value) -> Value {
     settings
 }
 
-/// Where two values differ, by path.
+/// Adds the places in which two values differ, by path.
 fn differ(path: &str, was: &Value, is: &Value, found: &mut Vec<String>) {
     match (was, is) {
         (Value::Object(a), Value::Object(b)) => {

@@ -1,4 +1,4 @@
-//! The page of an experiment: its tables in Markdown, and all that a reader must know of them.
+//! The page of an experiment: its tables in Markdown, and all that a reader must know about them.
 
 use crate::{
     calibrate::Calibration,
@@ -6,29 +6,29 @@ use crate::{
 };
 use std::fmt::{self, Write as _};
 
-/// Most samples that did not count whose reasons are shown; the others are in the JSON.
+/// The most samples that did not count whose reasons are shown; the others are in the JSON.
 const MOST_REASONS: usize = 12;
 
-/// A table in Markdown, aligned so that it reads well as text too. Columns with numbers are
-/// aligned to the right.
+/// A table in Markdown, aligned so that it reads well as text too. Columns of numbers are aligned to the
+/// right.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Table {
-    /// Above it; empty for none.
+    /// The title above the table; empty for none.
     pub title: String,
-    /// The names of its columns.
+    /// The names of the columns.
     pub columns: Vec<String>,
-    /// Its cells; what a row lacks is empty.
+    /// The cells of each row; those that a row lacks are empty.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// One without rows.
+    /// A table without rows.
     pub fn new(title: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
         Self { title: title.to_owned(), columns, rows: Vec::new() }
     }
 
-    /// Adds a row.
+    /// Adds a row of cells.
     pub fn row<T: fmt::Display>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.rows.push(cells.into_iter().map(|cell| cell.to_string()).collect());
     }
@@ -71,13 +71,13 @@ impl fmt::Display for Table {
     }
 }
 
-/// Whether it begins with a number, as `1031 (1012 to 1068)` and `-0.1%` do.
+/// Whether a text begins with a number, as `1031 (1012 to 1068)` and `-0.1%` do.
 fn is_number(text: &str) -> bool {
     text.trim_start_matches(['+', '-', '<', '>', '~']).starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// How one value of a cell is shown: the spread of the samples that count, and how many did not;
-/// or why there are none.
+/// One value of a cell as text: the spread of the samples that count, and how many do not; or why there are
+/// none.
 pub fn figure(cell: &Cell, value: &str) -> String {
     match &cell.outcome {
         Outcome::Refused { .. } => return "refused".to_owned(),
@@ -92,24 +92,24 @@ pub fn figure(cell: &Cell, value: &str) -> String {
     }
 }
 
-/// What is shown of a record.
+/// The contents of the page of a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
-    /// The results.
+    /// The record of the experiment.
     pub record: &'a Record,
     /// What was measured, in a few sentences.
     pub about: &'a str,
-    /// The figures.
+    /// The tables of figures.
     pub tables: &'a [Table],
-    /// What is to be said of them, a paragraph each.
+    /// The notes on the tables, a paragraph each.
     pub notes: &'a [String],
-    /// What the emulation does not keep of the devices that it stands for.
+    /// The properties of the modelled devices that the emulation does not keep.
     pub not_kept: &'a [String],
-    /// Names of the plots' files, beside the page.
+    /// The names of the plots' files, beside the page.
     pub plots: &'a [String],
 }
 
-/// The whole page.
+/// Writes the whole page in Markdown.
 impl fmt::Display for Page<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let record = self.record;
@@ -201,7 +201,7 @@ fn provenance(record: &Record) -> String {
         record.versions.iter().map(|(of, is)| format!("{of} {is}")).collect();
     line("versions", &versions.join(", "));
     let mut settings = record.settings.clone();
-    // Their files are in the JSON; here their names do.
+    // The environments' texts are in the JSON; here only their names are shown.
     if let Some(of) = settings.get_mut(ENVIRONMENTS)
         && let Some(environments) = of.as_object()
     {
@@ -223,7 +223,7 @@ fn calibrated(name: &str, calibration: &Calibration) -> Table {
         };
         table.row([
             device.name.clone(),
-            shown(device.asked, "a core"),
+            shown(device.wanted_share, "a core"),
             shown(device.measured, "-"),
             shown(device.quota.map(|quota| quota * 100.0), "none"),
         ]);
@@ -356,10 +356,10 @@ mod tests {
         let scale = Scale { speed: 2.0, memory: 2.0 };
         let device = |name: &str, asked| Calibrated {
             name: name.into(),
-            asked,
+            wanted_share: asked,
             measured: asked.map(|a| a * 1.01),
             quota: asked.map(|_| 0.143),
-            told: None,
+            set_share: None,
             core: 0,
         };
         let devices = vec![device("m0", Some(15.0)), device("d1", None)];

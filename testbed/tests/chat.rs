@@ -11,11 +11,11 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// Bytes are tokens to this decoder, so that the length of a chat can be told.
+/// A chat template for a decoder whose tokens are bytes, so that the length of a chat in tokens is known.
 const TEMPLATE: &str =
     "{% for message in messages %}{{ message.role[0] }}: {{ message.content }}\n{% endfor %}a: ";
 
-/// A small decoder with a chat template.
+/// A small decoder with the chat template.
 fn decoder(directory: &Path) -> PathBuf {
     let to = directory.join("tiny-chat");
     fs::create_dir(&to).unwrap();
@@ -27,7 +27,7 @@ fn decoder(directory: &Path) -> PathBuf {
     to
 }
 
-/// Says these lines in a chat.
+/// Runs a chat in which these lines are typed.
 fn say(mut command: Command, lines: &str) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("GALAXY_COORDINATOR").env_remove("GALAXY_IDENTITY");
@@ -59,7 +59,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The objects of `--json`.
+/// The objects that `--json` prints.
 fn answers(output: &Output) -> Vec<Value> {
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -74,7 +74,7 @@ async fn a_chat_is_the_same_on_a_cluster_and_in_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let model = decoder(dir.path());
     let cluster =
-        TestCluster::start(Setup { cache_rows: Some(384), ..Setup::new(&model) }).unwrap();
+        TestCluster::start(Setup { kv_cache_tokens: Some(384), ..Setup::new(&model) }).unwrap();
     let lines = "Each device\n\nA plan says\n/clear\nEach device\n/exit\nnot said\n";
     let flags = ["--json", "--system", "be brief"];
     let on_cluster = answers(&say(of_cluster(&cluster, &model, &flags), lines));
@@ -84,7 +84,7 @@ async fn a_chat_is_the_same_on_a_cluster_and_in_one_process() {
         answers(&say(here(&model, &["--json", "--system", "be brief", "--devices", "3"]), lines));
     assert_eq!(texts(&three), texts(&one));
 
-    // Lines of the template are bytes, and so are tokens.
+    // The template's characters are bytes, and so are tokens.
     let first = "s: be brief\nu: Each device\na: ".len();
     let told = one[0]["text"].as_str().unwrap();
     let second = first + told.len() + "\nu: A plan says\na: ".len();
@@ -101,7 +101,7 @@ async fn a_chat_is_the_same_on_a_cluster_and_in_one_process() {
         assert!(answer["tokens_per_second"].as_f64().unwrap() > 0.0);
     }
 
-    // Without --json the text alone is on stdout, and what it took on stderr.
+    // Without --json the text alone is on stdout, and its costs are on stderr.
     let output = say(of_cluster(&cluster, &model, &["--system", "be brief"]), "Each device\n");
     assert_eq!(text(&output.stdout), format!("{told}\n"));
     let said = text(&output.stderr);
@@ -115,18 +115,18 @@ async fn a_chat_that_cannot_go_on_says_why() {
     let model = decoder(dir.path());
     let long = "a".repeat(300);
     let cluster =
-        TestCluster::start(Setup { cache_rows: Some(192), ..Setup::new(&model) }).unwrap();
+        TestCluster::start(Setup { kv_cache_tokens: Some(192), ..Setup::new(&model) }).unwrap();
     let on_cluster = say(of_cluster(&cluster, &model, &[]), &format!("hello\n{long}\nnot said\n"));
     let one = say(here(&model, &[]), &format!("hello\n{long}\n{long}\nnot said\n"));
     for (output, of, todo) in
-        [(on_cluster, "of 192 tokens", "cache_rows"), (one, "of 512 tokens", "/clear")]
+        [(on_cluster, "of 192 tokens", "kv_cache_tokens"), (one, "of 512 tokens", "/clear")]
     {
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("error: the context is full: the chat has "), "{said}");
         assert!(said.contains(of) && said.contains(todo), "{said}");
     }
-    // An answer that has no room for all of it is cut, and says so.
+    // An answer for which the context is too short is cut, and a message says so.
     let mut command = Command::new(program("galaxy").unwrap());
     command.args(["chat", "--max-tokens", "500", "--model"]).arg(&model);
     let output = say(command, &format!("{long}\n"));

@@ -4,7 +4,7 @@
 use galaxy_client::{Client, Embeddings, Output, TooLong};
 use galaxy_proto::version_line;
 use galaxy_testbed::{
-    golden::{Expected, LENGTHS, deviation, folder},
+    golden::{Expected, LENGTHS, checkpoints_dir, deviation},
     processes::{Process, Setup, TestCluster, listening, program, root},
 };
 use std::{path::PathBuf, process::Command};
@@ -15,9 +15,9 @@ fn minilm() -> PathBuf {
     path
 }
 
-/// Sentences, and the vectors that `sentence-transformers` made of them.
+/// Sentences, and the vectors that `sentence-transformers` computed for them.
 fn reference() -> (Vec<String>, Vec<Vec<f32>>) {
-    let text = std::fs::read(folder().join("minilm.json")).unwrap();
+    let text = std::fs::read(checkpoints_dir().join("minilm.json")).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let sentences = serde_json::from_value(json["sentences"].clone()).unwrap();
     (sentences, serde_json::from_value(json["vectors"].clone()).unwrap())
@@ -125,7 +125,7 @@ async fn raw_outputs_are_the_golden_ones() {
         ("gpt2", "hidden", Output::Hidden),
         ("bert", "logits", Output::Logits),
     ] {
-        let path = folder().join(checkpoint);
+        let path = checkpoints_dir().join(checkpoint);
         let expected = Expected::read(&path).unwrap();
         let cluster = TestCluster::start(Setup { tiles: 2, ..Setup::new(&path) }).unwrap();
         let client = cluster.client().await.unwrap();

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 const MAKE_AGAIN: &str =
     "at the root of the checkout: cargo run --release -p galaxy-testbed -- report";
-/// A summary is read in some minutes.
+/// The most lines of the summary, so that it is read in some minutes.
 const MOST_LINES: usize = 150;
 
 fn options() -> evaluation::Options {

@@ -11,10 +11,10 @@ use galaxy_testbed::{
 use std::{path::Path, process::Command, time::Duration};
 use tokio::task::JoinHandle;
 
-/// Tokens of a sequence: one program each.
+/// The tokens of a sequence; each sequence is one program.
 const TOKENS: u32 = 512;
-/// What a process may hold beyond what it held after its first request: buffers of the
-/// allocator, not a request.
+/// The bytes that a process may hold beyond what it held after its first request: buffers of the allocator,
+/// not a request.
 const SLACK: u64 = 24 << 20;
 
 /// A model whose program of [`TOKENS`] rows takes hundreds of milliseconds.
@@ -28,7 +28,7 @@ fn sequences(count: u32) -> Vec<Vec<u32>> {
 
 type Answer = JoinHandle<Result<Tensors, ClientError>>;
 
-/// A request of many programs, which has all the time that it needs.
+/// Sends a request of many programs, which has all the time that it needs.
 fn long_request(client: &Client) -> Answer {
     let client = client.with_timeout(PATIENCE);
     tokio::spawn(async move { client.run(&sequences(40), Output::Hidden).await })
@@ -39,7 +39,7 @@ async fn ended(cluster: &TestCluster, answer: Answer) -> Result<Tensors, ClientE
     answer.unwrap_or_else(|_| panic!("it hangs; {}", cluster.output())).unwrap()
 }
 
-/// A request whose device was lost is answered as if nothing had happened.
+/// Checks that a request whose device was lost is answered as if nothing had happened.
 async fn assert_answered(cluster: &TestCluster, answer: Answer, first: &Tensors) {
     let answer = ended(cluster, answer).await;
     let answer = answer.unwrap_or_else(|error| panic!("{error}\n{}", cluster.output()));
@@ -47,7 +47,7 @@ async fn assert_answered(cluster: &TestCluster, answer: Answer, first: &Tensors)
     assert_eq!(answer.tensors[..1], first.tensors, "the same devices give the same bits");
 }
 
-/// The error of a request that has so many seconds while a device is gone.
+/// The error of a request that has `seconds` while a device is gone.
 async fn error_within(seconds: u64, cluster: &TestCluster, client: &Client) -> ClientError {
     let hurried = client.with_timeout(Duration::from_secs(seconds));
     let one = sequences(1);
@@ -63,7 +63,7 @@ fn assert_lost(cluster: &TestCluster, victim: usize, error: &ClientError) {
     assert!(error.to_string().contains(&format!("device {name} was lost")), "{error}");
 }
 
-/// The others run nothing any more, and hold no more than they did before.
+/// Checks that the other devices run nothing any more, and hold no more memory than before.
 async fn assert_let_go(cluster: &TestCluster, victim: Option<usize>, before: &[u64]) {
     for (i, &before) in before.iter().enumerate().filter(|(i, _)| Some(*i) != victim) {
         let what = format!("d{i} lets go of the request ({before} bytes before)");
@@ -79,7 +79,8 @@ async fn assert_let_go(cluster: &TestCluster, victim: Option<usize>, before: &[u
     }
 }
 
-/// One request after all was mended; the cluster may take its time to form, a client asks again.
+/// Checks that a request is answered after all was mended. The cluster may need time to form, so a client
+/// asks again.
 async fn assert_serves(cluster: &TestCluster, client: &Client, want: &Tensors) {
     let again = until("a request succeeds", || async {
         match client.run(&sequences(1), Output::Hidden).await {
@@ -101,7 +102,7 @@ struct Scene {
     before: Vec<u64>,
 }
 
-/// Types of links that are kept apart from nothing but the network.
+/// The types of links over which each fault is tried.
 const LINKS: [&str; 2] = ["tls", "quic"];
 
 async fn scene(network: bool, link: &'static str) -> Scene {
@@ -128,7 +129,7 @@ async fn killed(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(0).await.unwrap();
     cluster.workers[0].kill().unwrap();
-    // One that has no time to wait is told who is missing.
+    // A request that has no time to wait is answered with the device that is missing.
     let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 0, &error);
     assert_let_go(&cluster, Some(0), &before).await;
@@ -161,7 +162,7 @@ async fn a_worker_that_is_frozen() {
 
 async fn frozen(link: &'static str) {
     let Scene { cluster, client, first, before } = scene(false, link).await;
-    // Two requests take turns: which of them has its program on the devices is chance.
+    // Two requests take turns: it is random which of them has its program on the devices.
     let other = cluster.builder("phone", Role::Client).unwrap().connect().await.unwrap();
     let answers = [long_request(&client), long_request(&other)];
     cluster.running(1).await.unwrap();

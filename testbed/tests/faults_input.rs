@@ -45,7 +45,7 @@ async fn texts_that_cannot_be_embedded() {
     assert_refused(&refused, "text_too_long", &["text 0 has 1002 tokens", "allows 256"]);
     let cut = client.embed_with(&[long.as_str()], TooLong::Truncate).await.unwrap();
     assert_eq!((cut.vectors.len(), cut.report.tokens), (1, 256));
-    // The raw door knows the table of positions alone.
+    // The raw call checks only the table of positions.
     let refused = client.run(&[vec![7; 513]], Output::Hidden).await.unwrap_err();
     assert_refused(&refused, "text_too_long", &["513 tokens", "positions", "allows 512"]);
     let unknown = client.run(&[[7, 40_000]], Output::Hidden).await.unwrap_err();
@@ -60,7 +60,7 @@ async fn ten_thousand_texts_at_once() {
     let cluster = cluster();
     let client = cluster.client().await.unwrap();
     let texts: Vec<String> = (0..10_000).map(|i| ["sea", "ship", "rope"][i % 3].into()).collect();
-    // One request takes fewer, and says so.
+    // One request takes fewer texts, and its error says so.
     let identity = Identity::load(&cluster.keys.of("laptop", Role::Client).unwrap()).unwrap();
     let name = DeviceName::new("coordinator").unwrap();
     let server = (&name, Role::Coordinator);
@@ -91,7 +91,7 @@ async fn clients_that_go_away() {
         let texts = texts.clone();
         let leaving = tokio::spawn(async move { phone.embed(&texts).await.map(drop) });
         begun.push(cluster.running(0).await.unwrap());
-        // With it goes its connection.
+        // The client's connection goes with it.
         leaving.abort();
         assert!(leaving.await.unwrap_err().is_cancelled());
         assert_serves(&cluster, &client).await;
@@ -106,7 +106,7 @@ async fn clients_that_go_away() {
         all.then_some(())
     };
     until("nothing runs", quiet).await.unwrap();
-    // Were a request that was left still served, the next one would wait for 200 programs.
+    // If a request of a client that left were still served, the next one would wait for 200 programs.
     for rounds in begun.windows(2) {
         assert!(rounds[1] - rounds[0] < 100, "programs before each request: {begun:?}");
     }
@@ -126,7 +126,7 @@ async fn requests_after_drain() {
     client.undrain().await.unwrap();
     assert_serves(&cluster, &client).await;
 
-    // A worker that drains keeps the cluster from working, and says so.
+    // A worker that drains keeps the cluster from working, and the error says so.
     let mut control = cluster.control(1).await.unwrap();
     control.drain(v1::DrainRequest { off: false }).await.unwrap();
     let hurried = client.with_timeout(Duration::from_secs(3));

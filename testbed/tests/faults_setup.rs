@@ -13,7 +13,7 @@ use galaxy_proto::{
     },
 };
 use galaxy_testbed::{
-    golden::folder,
+    golden::checkpoints_dir,
     processes::{
         Keys, PATIENCE, Process, Setup, TestCluster, coordinator, listening, program, until,
         worker_command,
@@ -36,10 +36,10 @@ fn fresh() -> (TempDir, Keys) {
 }
 
 fn setup(devices: usize) -> Setup {
-    Setup { shares: vec![1.0; devices], ..Setup::new(folder().join("bert")) }
+    Setup { shares: vec![1.0; devices], ..Setup::new(checkpoints_dir().join("bert")) }
 }
 
-/// What a process says that must end with an error, and not by a panic.
+/// The output of a process that must end with an error, and not by a panic.
 fn refused(name: &str, command: Command) -> String {
     let (status, said) = Process::spawn(name, command).unwrap().ended().unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
@@ -89,7 +89,7 @@ fn copy(dir: &Path) -> (PathBuf, Vec<u8>) {
     let to = dir.join("bert");
     std::fs::create_dir_all(&to).unwrap();
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(folder().join("bert").join(file), to.join(file)).unwrap();
+        std::fs::copy(checkpoints_dir().join("bert").join(file), to.join(file)).unwrap();
     }
     let weights = std::fs::read(to.join("model.safetensors")).unwrap();
     (to, weights)
@@ -127,7 +127,7 @@ fn models_that_are_damaged() {
     }
 }
 
-/// What a request is told that has little time while the cluster is not ready.
+/// The error of a request that has little time while the cluster is not ready.
 async fn unavailable(client: &Client) -> String {
     let hurried = client.with_timeout(Duration::from_secs(3));
     let error = hurried.run(&[[2, 3, 4]], Output::Hidden).await.expect_err("not ready");
@@ -164,7 +164,7 @@ async fn a_worker_that_grants_too_little() {
     cluster.restart_worker(1, &["--memory", "3MB"]).unwrap();
     cluster.coordinator.line("grants 3.0 MB: ").unwrap();
     let words = ["device d1 has not taken its place", "needs", "grants 3.0 MB", "are missing"];
-    // Nobody waits for what does not come.
+    // A request does not wait for a plan that will not come.
     let error = client.run(&[[2, 3, 4]], Output::Hidden).await.expect_err("there is no plan");
     assert!(error.code() == "no_plan" && !error.retryable(), "{error:?}");
     assert_says(&error.to_string(), &words);
@@ -232,7 +232,7 @@ fn identities_that_no_worker_starts_with() {
         (&client, &["is the identity of a client", "--role device"]),
     ];
     for (identity, words) in wrong {
-        let command = worker_command(identity, &folder()).unwrap();
+        let command = worker_command(identity, &checkpoints_dir()).unwrap();
         assert_says(&refused("the worker", command), words);
     }
 }
@@ -251,13 +251,13 @@ async fn peers_that_may_not_do_what_they_try() {
     let server = (&name, Role::Device);
     let control = channel::connect(&cluster.addresses[0], Some(&laptop), server, PATIENCE).await;
     assert_says(&control.unwrap_err().to_string(), &["its role is not served there"]);
-    // Someone of another cluster is nobody.
+    // A client of another cluster is not known.
     let (_dir, other) = fresh();
     let stranger = Client::builder().address(&cluster.address);
     let stranger = stranger.identity(other.of("laptop", Role::Client).unwrap());
     let error = stranger.connect().await.unwrap_err();
     assert_eq!((error.code(), error.retryable()), ("foreign_authority", false), "{error}");
-    // Nor is someone whose time is over.
+    // Nor is a client whose certificate has expired.
     let (now, hour) = (OffsetDateTime::now_utc(), time::Duration::HOUR);
     let guest = DeviceName::new("guest").unwrap();
     let authority = &cluster.keys.authority;
@@ -266,7 +266,7 @@ async fn peers_that_may_not_do_what_they_try() {
     let error = error.unwrap_err();
     assert_eq!((error.code(), error.retryable()), ("identity", false), "{error}");
     assert_says(&error.to_string(), &["certificate of client guest expired on", "is the clock"]);
-    // Nor is someone without a certificate.
+    // Nor is a client without a certificate.
     let nobody = Client::builder().address(&cluster.address).retry(RetryPolicy::never());
     let error = nobody.connect().await.unwrap().status().await.unwrap_err();
     assert_says(&error.to_string(), &["takes clients with an identity only"]);
@@ -289,7 +289,7 @@ async fn workers_whose_certificates_are_not_in_order() {
     let mut workers: Vec<_> = identities
         .iter()
         .map(|identity| {
-            let mut command = worker_command(identity, &folder()).unwrap();
+            let mut command = worker_command(identity, &checkpoints_dir()).unwrap();
             command.args(["--listen", "127.0.0.1:0"]);
             Process::spawn("a worker", command).unwrap()
         })
@@ -313,7 +313,7 @@ async fn workers_whose_certificates_are_not_in_order() {
     }
 }
 
-/// A worker of a later protocol.
+/// A worker of a later protocol version.
 struct Later;
 
 #[tonic::async_trait]

@@ -15,7 +15,7 @@ fn pairwise_combinations_match_transformers() {
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// f16 on the wire is lossy by name: it stays near, and it is not exact.
+/// Half precision on the wire is lossy by name: results are near the reference, and not exact.
 #[test]
 fn half_precision_on_the_wire_is_near() {
     let mut worst = 0f32;

@@ -35,7 +35,7 @@ impl Lab {
         Self { runtime, devices }
     }
 
-    /// Connects a cluster by links of this type.
+    /// Connects the devices of a cluster by links of this type.
     fn connect(&self, cluster: &LocalCluster, link: LinkType, epoch: u64) {
         let plan = Arc::new(cluster.plan().clone());
         let here = &self.devices[..plan.ring.len()];

@@ -9,7 +9,7 @@ use galaxy_coord::{
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::{Identity, Role};
 use galaxy_testbed::{
-    golden::folder,
+    golden::checkpoints_dir,
     processes::{Keys, Process, Setup, coordinator, listening, worker_command},
 };
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ use std::sync::Mutex;
 async fn a_cluster_is_measured_once_and_refuses_while_it_serves() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::create(&dir.path().join("keys")).unwrap();
-    let setup = Setup { shares: vec![1.0; 3], ..Setup::new(folder().join("bert")) };
+    let setup = Setup { shares: vec![1.0; 3], ..Setup::new(checkpoints_dir().join("bert")) };
     let (mut workers, mut addresses) = (Vec::new(), Vec::new());
     for i in 0..3 {
         let identity = keys.of(&format!("d{i}"), Role::Device).unwrap();
@@ -50,7 +50,7 @@ async fn a_cluster_is_measured_once_and_refuses_while_it_serves() {
         }
     }
 
-    // What is kept is used, and one that is stale is measured alone.
+    // A kept profile is used, and only a stale one is measured again.
     let mut stale = measured.devices[1].clone();
     stale.version = PROFILE_VERSION - 1;
     store.save_device(&stale).unwrap();

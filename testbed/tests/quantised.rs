@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{Client, GenerateOptions, Generated, Output};
-use galaxy_common::{Bytes, Cache, CacheType, DeviceName, Sampling, Strategy, Text, WireType};
-use galaxy_engine::{generate::Told, local::LocalCluster};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_common::{Bytes, Cache, CacheType, DeviceName, Sampling, Sequence, Strategy, WireType};
+use galaxy_engine::{generate::TokenEvent, local::LocalCluster};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::{ModelDir, Quantisation};
 use galaxy_testbed::{
     models,
@@ -23,11 +23,11 @@ fn decoder() -> PathBuf {
     root().join("models/tiny-galaxy")
 }
 
-/// What one device of this process makes of the prompt.
+/// The tokens that one device of this process generates behind the prompt.
 fn alone(bits: Option<Quantisation>, prompt: &[u32]) -> Vec<u32> {
     let model = ModelDir::open(&decoder()).and_then(|model| model.quantised_to(bits)).unwrap();
     let model = Arc::new(model);
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         strategy: Strategy::Local,
@@ -42,9 +42,10 @@ fn alone(bits: Option<Quantisation>, prompt: &[u32]) -> Vec<u32> {
     let plan = share::plan(model.spec(), &terms, &[member]).unwrap();
     let cluster = LocalCluster::open(model, plan).unwrap();
     let (rows, tokens) = (prompt.len() as u32 + TOKENS, prompt.to_vec());
-    let text = Text { slot: 0, rows, sampling: Sampling::greedy(), tokens, prompt: prompt.len() };
+    let text =
+        Sequence { slot: 0, rows, sampling: Sampling::greedy(), tokens, prompt: prompt.len() };
     let mut made = Vec::new();
-    let mut tell = |told: &Told| {
+    let mut tell = |told: &TokenEvent| {
         made.push(told[0] as u32);
         ControlFlow::Continue(())
     };

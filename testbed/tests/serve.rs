@@ -1,4 +1,4 @@
-//! `galaxy serve` over real processes: what programs that speak OpenAI's API are answered.
+//! `galaxy serve` over real processes: the answers to programs that use OpenAI's API.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{Client, GenerateOptions, Generated, Prompt};
@@ -16,7 +16,7 @@ use std::{
     process::Command,
 };
 
-/// Bytes are tokens to the demo's decoder, so that a chat's text can be compared.
+/// A chat template for the demo's decoder, whose tokens are bytes, so that a chat's text can be compared.
 const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}Each ";
 
 /// A copy of a model directory that a test may change.
@@ -44,7 +44,7 @@ fn command(cluster: &TestCluster, listen: &str, flags: &[&str]) -> Command {
     command
 }
 
-/// A server for a cluster, and where it listens.
+/// Starts a server for a cluster, and returns its address.
 fn serve(cluster: &TestCluster, flags: &[&str]) -> (Process, String) {
     let mut process =
         Process::spawn("galaxy serve", command(cluster, "127.0.0.1:0", flags)).unwrap();
@@ -59,7 +59,7 @@ fn connect(address: &str, request: &str) -> BufReader<TcpStream> {
     BufReader::new(stream)
 }
 
-/// A request as programs make it; `head` is of more lines.
+/// The text of a request as programs send it. `head` holds further header lines.
 fn request(method: &str, path: &str, head: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -91,7 +91,7 @@ fn get(address: &str, path: &str) -> (u16, Value) {
     ask(address, "GET", path, &head(address), "")
 }
 
-/// The events of a stream, as they come.
+/// The events of a stream, as they arrive.
 fn stream(address: &str, path: &str, body: &Value) -> impl Iterator<Item = String> {
     let mut reader = connect(address, &request("POST", path, &head(address), &body.to_string()));
     let mut first = String::new();
@@ -103,7 +103,7 @@ fn stream(address: &str, path: &str, body: &Value) -> impl Iterator<Item = Strin
         .filter_map(|line| Some(line.strip_prefix("data: ")?.to_owned()))
 }
 
-/// What the SDK makes of a prompt.
+/// The text that the SDK generates behind a prompt.
 async fn text(client: &Client, prompt: impl Into<Prompt>, max_tokens: u32) -> String {
     let options = GenerateOptions { max_tokens, ..GenerateOptions::default() };
     let mut text = client.generate(prompt, options).await.unwrap();
@@ -130,7 +130,7 @@ async fn texts_are_those_of_the_sdk() {
     assert_eq!((code, &listed["data"][0]["id"]), (200, &json!("tiny-chat")));
     assert_eq!(get(&address, "/v1/models/tiny-chat"), (200, listed["data"][0].clone()));
 
-    // Several prompts at once, whole.
+    // Several prompts at once, with whole answers.
     let prompts = ["Each device ", "A plan "];
     let want = [text(&client, prompts[0], 12).await, text(&client, prompts[1], 12).await];
     let mut body =
@@ -159,7 +159,7 @@ async fn texts_are_those_of_the_sdk() {
     });
     assert_eq!(cached, [Some(0), Some(long.len() as u64 - 1)]);
 
-    // And as they come.
+    // The same prompts, as a stream.
     body["stream"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
     let events: Vec<String> = stream(&address, "/v1/completions", &body).collect();
@@ -178,7 +178,7 @@ async fn texts_are_those_of_the_sdk() {
     assert_eq!(texts, want);
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
 
-    // A chat is what the template makes of it.
+    // The prompt of a chat is the text that the template gives.
     let want = text(&client, "Who computes?\nEach ", 12).await;
     let mut body = json!({
         "messages": [{ "role": "user", "content": "Who computes?" }], "max_tokens": 12, "temperature": 0,
@@ -197,7 +197,7 @@ async fn texts_are_those_of_the_sdk() {
         |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
     assert_eq!(events.iter().filter_map(content).collect::<String>(), want);
 
-    // A text ends before a string that ends texts.
+    // A text ends before a stop string.
     let cut = want.chars().nth(5).unwrap().to_string();
     body["stream"] = false.into();
     body["stop"] = json!(cut);
@@ -206,7 +206,7 @@ async fn texts_are_those_of_the_sdk() {
     assert_eq!(choice["message"]["content"], want.split(&cut).next().unwrap());
     assert_eq!(choice["finish_reason"], "stop");
 
-    // What is wrong with a request is said by the coordinator, or before it.
+    // What is wrong with a request is reported by the coordinator, or before it.
     for (path, body, code, reason) in [
         ("/v1/completions", json!({ "prompt": "x", "model": "gpt-4" }), 404, "model_not_found"),
         ("/v1/completions", json!({ "prompt": "x", "temperature": -1 }), 400, "invalid_argument"),
@@ -228,7 +228,7 @@ async fn texts_are_those_of_the_sdk() {
     let large = format!("{{\"prompt\": \"{}\"}}", "x".repeat(17 << 20));
     assert_eq!(ask(&address, "POST", "/v1/completions", &head(&address), &large).0, 413);
 
-    // Told to end, it does.
+    // The server ends when it is asked to.
     process.signal("TERM").unwrap();
     let (status, said) = process.ended().unwrap();
     assert!(status.success(), "{said}");
@@ -255,13 +255,13 @@ async fn vectors_are_those_of_the_sdk() {
     let (code, answer) = post(&address, "/v1/chat/completions", &chat);
     assert!(code == 400 && answer.to_string().contains("--model DIR"), "{answer}");
 
-    // A coordinator that is gone is said to be.
+    // That the coordinator is gone is reported.
     cluster.coordinator.kill().unwrap();
     let (code, answer) = get(&address, "/health");
     assert_eq!((code, &answer["error"]["code"]), (503, &json!("unavailable")), "{answer}");
 }
 
-/// The error of a request that must be refused.
+/// The message and code of a request that must be refused.
 fn refused(address: &str, path: &str, body: &Value) -> (String, String) {
     let (code, answer) = post(address, path, body);
     assert_eq!(code, 400, "{path} {body}: {answer}");
@@ -328,7 +328,7 @@ async fn what_asks_for_nothing_is_accepted_and_what_cannot_be_done_is_named() {
         let (message, of) = refused(&address, path, &body);
         assert!(of == param && message.contains(param) && message.contains(says), "{message}");
     }
-    // Prompts are not cut, and nobody is told to ask for that.
+    // Prompts are not cut, and the message does not suggest to ask for that.
     let (message, _) = refused(&address, texts, &json!({ "prompt": "word ".repeat(1500) }));
     assert!(message.contains("the prompt has") && !message.contains("truncate"), "{message}");
 }
@@ -354,7 +354,7 @@ async fn what_a_request_leaves_open_is_as_the_model_says() {
     let likeliest = first(&auto, &greedy);
     assert_eq!((first(&auto, &body), likeliest.1), (likeliest.clone(), 20));
     assert_eq!(first(&none, &greedy), (likeliest.0.chars().take(16).collect(), 16));
-    // What a request says comes first.
+    // The settings of a request come before those of the model.
     greedy["max_tokens"] = 3.into();
     assert_eq!(first(&auto, &greedy).1, 3);
 
@@ -367,7 +367,7 @@ async fn what_a_request_leaves_open_is_as_the_model_says() {
     assert_eq!(first(&none, &body).1, 16);
 }
 
-/// A small model of sentences with a tokenizer, of which `testdata/cases` has more.
+/// A small embedding model with a tokenizer; `testdata/cases` describes it.
 fn embedder() -> PathBuf {
     root().join("testdata/cases/tiny-embedder")
 }
@@ -426,7 +426,7 @@ async fn strangers_are_not_answered() {
     let (_locked, address) = serve(&cluster, &["--api-key-file", key.to_str().unwrap()]);
     for (shown, code) in [("", 401), ("Bearer open", 401), ("sesame", 401), ("Bearer sesame", 200)]
     {
-        // With a key it may stand behind any name.
+        // With a key the request may name any host.
         let head = format!("host: example.com\r\n{kind}authorization: {shown}\r\n");
         assert_eq!(ask(&address, "POST", "/v1/embeddings", &head, &body).0, code, "{shown}");
     }
@@ -438,14 +438,14 @@ async fn strangers_are_not_answered() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_goes_ends_its_text() {
-    // One text at a time has room.
+    // The cache has room for one sequence at a time.
     let decoder = models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8);
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
     copy(&decoder.unwrap(), &model);
     let tokenizer = root().join("models/tiny-galaxy/tokenizer.json");
     fs::copy(tokenizer, model.join("tokenizer.json")).unwrap();
-    let setup = Setup { cache_rows: Some(768), ..Setup::new(&model) };
+    let setup = Setup { kv_cache_tokens: Some(768), ..Setup::new(&model) };
     let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
     let (_process, address) = serve(&cluster, &[]);
@@ -466,7 +466,7 @@ async fn a_program_that_goes_ends_its_text() {
     for _ in 0..4 {
         drop(begin());
     }
-    // Nor does one go on whose program does not wait for all of it.
+    // Nor does a generation go on whose client does not wait for all of it.
     let all = request("POST", "/v1/completions", &head(&address), &long(false).to_string());
     drop(connect(&address, &all));
     let (code, answer) = post(&address, "/v1/completions", &long(false));

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_cli::openai::chat::{Chat, Message, TemplateArguments};
-use galaxy_common::{Bytes, Cache, DeviceName, Sampling, Strategy, Text, WireType};
-use galaxy_engine::{generate::Told, local::LocalCluster};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_common::{Bytes, Cache, DeviceName, Sampling, Sequence, Strategy, WireType};
+use galaxy_engine::{generate::TokenEvent, local::LocalCluster};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::ModelDir;
 use galaxy_testbed::{golden::TOLERANCE, processes::root};
 use serde::Deserialize;
@@ -21,15 +21,16 @@ struct Golden {
 #[derive(Deserialize)]
 struct Case {
     messages: Vec<Message>,
-    /// The tokens of the chat, and those that were chosen behind it.
+    /// The tokens of the chat; below it, the tokens that were generated behind them.
     prompt: Vec<u32>,
     generated: Vec<u32>,
-    /// Of each of these how far the second best was behind, over the largest logit, and which it is.
+    /// How far the second best logit was behind for each of these, over the largest logit; below it, the
+    /// second best tokens.
     margins: Vec<f32>,
     seconds: Vec<u32>,
 }
 
-/// The file, where it was brought.
+/// The path of the model's file; none where it is not there.
 fn brought() -> Option<PathBuf> {
     let path = root().join(FILE);
     if !path.exists() {
@@ -50,10 +51,10 @@ fn golden() -> Vec<Case> {
     cases
 }
 
-/// Devices of these shares in this process.
+/// A cluster of devices with these shares in this process.
 fn cluster(path: &std::path::Path, strategy: Strategy, shares: &[f64]) -> LocalCluster {
     let model = Arc::new(ModelDir::open(path).unwrap());
-    let terms = Terms {
+    let terms = PlanOptions {
         model: model.name(),
         fingerprint: model.fingerprint(),
         strategy,
@@ -74,13 +75,13 @@ fn cluster(path: &std::path::Path, strategy: Strategy, shares: &[f64]) -> LocalC
     LocalCluster::open(model, plan).unwrap()
 }
 
-/// So many tokens behind others, the likeliest each time, even behind one that ends texts.
+/// The next `count` tokens behind others, the likeliest each time, even past one that ends a text.
 fn greedy(cluster: &LocalCluster, tokens: &[u32], count: u32) -> Vec<u32> {
     let (prompt, rows) = (tokens.len(), tokens.len() as u32 + count);
     let (tokens, sampling) = (tokens.to_vec(), Sampling::greedy());
-    let text = Text { slot: 0, rows, sampling, tokens, prompt };
+    let text = Sequence { slot: 0, rows, sampling, tokens, prompt };
     let mut made = Vec::new();
-    let mut tell = |told: &Told| {
+    let mut tell = |told: &TokenEvent| {
         made.push(told[0] as u32);
         ControlFlow::Continue(())
     };
@@ -88,8 +89,8 @@ fn greedy(cluster: &LocalCluster, tokens: &[u32], count: u32) -> Vec<u32> {
     made
 }
 
-/// Tokens are those of the reference; where two logits are nearer to each other there than law 1 allows, either may
-/// be chosen, and the chat goes on behind the one that the reference has.
+/// Checks that tokens are those of the reference. Where two logits are nearer to each other there than law 1
+/// allows, either may be chosen, and the chat goes on with the reference's token.
 fn assert_agrees(cluster: &LocalCluster, case: &Case) {
     let mut at = 0;
     while at < case.generated.len() {

@@ -22,8 +22,8 @@ fn staggered_tiles_give_what_one_device_gives() {
     let segments = lengths.iter().zip(wanted).enumerate();
     let segments = segments.map(|(slot, (&rows, wanted))| Segment {
         slot: slot as u32,
-        past: 0,
-        kept: false,
+        context_len: 0,
+        cached: false,
         rows,
         wanted,
     });

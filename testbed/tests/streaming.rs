@@ -1,5 +1,5 @@
-//! Weights from disk over real processes: a cluster whose memory does not add up answers as one whose does,
-//! and what becomes of its files.
+//! Weight streaming over real processes: a cluster whose memory together is too small answers as one whose
+//! memory is large enough, and damage to its files does not change that.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{Client, ClientError, GenerateOptions, Generated};
@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-/// A decoder of 50 MB of layers.
+/// A decoder with 50 MB of weights in its layers.
 fn decoder() -> PathBuf {
     models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8).unwrap()
 }
@@ -36,7 +36,7 @@ async fn made(client: &Client) -> Result<Vec<u32>, ClientError> {
     Ok(tokens)
 }
 
-/// Files of shards that the devices have.
+/// The files of shards that the devices have written.
 fn shards(caches: &Path) -> Vec<PathBuf> {
     let devices = fs::read_dir(caches).unwrap().map(|entry| entry.unwrap().path().join("shards"));
     let files = devices.filter_map(|dir| fs::read_dir(dir).ok()).flatten();
@@ -50,19 +50,19 @@ fn setup(memory: &'static str, caches: &Path) -> Setup {
         memory,
         shares: vec![1.0, 2.0],
         max_rows: 64,
-        cache_rows: Some(192),
+        kv_cache_tokens: Some(192),
         caches: Some(caches.to_owned()),
         ..Setup::new(decoder())
     }
 }
 
-/// What the text is by devices that hold all.
+/// The tokens by devices that hold all weights.
 async fn wanted(caches: &Path) -> Vec<u32> {
     let plenty = TestCluster::start(setup("1GB", caches)).unwrap();
     tokens(&plenty.client().await.unwrap()).await
 }
 
-/// The text, as soon as there is one.
+/// The tokens of the first generation that succeeds.
 async fn at_last(cluster: &TestCluster, client: &Client) -> Vec<u32> {
     let made = until("the cluster answers", || async { made(client).await.ok() }).await;
     made.unwrap_or_else(|error| panic!("{error:#}: {}", cluster.output()))
@@ -85,7 +85,7 @@ async fn a_cluster_whose_memory_does_not_add_up_answers() {
         trace.devices.iter().all(|device| device.lanes.iter().any(|l| l.lane.starts_with("load")))
     );
 
-    // Bits flip while they run, all over the file: nobody sees it but the log.
+    // Bits flip while they run, all over the file: only the log shows it.
     for file in &files {
         let open = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
         for at in (9000..open.metadata().unwrap().len()).step_by(500_000) {
@@ -101,7 +101,7 @@ async fn a_cluster_whose_memory_does_not_add_up_answers() {
         cluster.output()
     );
 
-    // Gone, while a worker is away: it is written again.
+    // A file is deleted while a worker is away: it is written again.
     cluster.workers[1].kill().unwrap();
     fs::remove_file(&files[1]).unwrap();
     fs::OpenOptions::new().write(true).open(&files[0]).unwrap().set_len(5000).unwrap();
@@ -110,12 +110,12 @@ async fn a_cluster_whose_memory_does_not_add_up_answers() {
     assert_eq!(shards(&few).len(), 2);
 }
 
-/// A directory that has room for so much.
+/// A directory on a file system of limited size, which is unmounted when this is dropped.
 struct Small(PathBuf);
 
 impl Small {
     fn mount(at: PathBuf, size: &str) -> Self {
-        // A cache is for its user alone.
+        // A cache is only for its user.
         DirBuilder::new().recursive(true).mode(0o700).create(&at).unwrap();
         let small = Self(at);
         small.run(&["mount", "-t", "tmpfs", "-o", &format!("size={size},mode=700"), "tmpfs"]);
@@ -180,7 +180,7 @@ async fn a_worker_killed_while_it_writes_leaves_nothing_half_valid() {
         let left: Vec<PathBuf> = shards(&few).into_iter().filter(|f| f.starts_with(&own)).collect();
         let [part] = &left[..] else { panic!("{left:?} after {written:?}") };
         if part.extension().is_none_or(|end| end != "part") {
-            // It was faster than we are.
+            // The file was written whole before the worker could be killed.
             continue;
         }
         cluster.restart_worker(1, &[]).unwrap();

@@ -10,7 +10,8 @@ use galaxy_testbed::{
 };
 use std::process::{Command, Output};
 
-/// Two devices with quotas, and a link that delays, so that everything that a testbed can make is made.
+/// The environment of two devices with quotas, and of a link that delays, so that each part of a testbed is
+/// used.
 const SMALL: &str = r#"
 name = "small"
 about = "two small devices, for tests"
@@ -38,7 +39,7 @@ fn real() -> bool {
     missing.is_empty()
 }
 
-/// The program, where it keeps its models for everybody.
+/// The command of the program, in the folder where it finds its models.
 fn command() -> Command {
     let mut command = Command::new(program("galaxy-testbed").unwrap());
     command.current_dir(root());
@@ -49,7 +50,7 @@ fn galaxy_testbed(arguments: &[&str]) -> Output {
     command().args(arguments).output().unwrap()
 }
 
-/// What it printed; fails when it failed.
+/// The output of a command, which must succeed.
 fn done(arguments: &[&str]) -> String {
     let output = galaxy_testbed(arguments);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -63,7 +64,7 @@ fn refused(arguments: &[&str], why: &str) {
     assert!(!output.status.success() && said.contains(why), "{arguments:?}: {said}");
 }
 
-/// Namespaces and groups of a testbed that are still there.
+/// The namespaces and groups of a testbed that are still there.
 fn left(name: &str) -> Vec<String> {
     let mut left = Vec::new();
     let groups = ["cpu", "cpuacct", "memory", "blkio", "."].map(|c| format!("/sys/fs/cgroup/{c}"));
@@ -99,7 +100,7 @@ fn smoke(experiment: &str, how: &[&str], cells: usize) {
         let size = at.join(format!("{experiment}{suffix}")).metadata().unwrap().len();
         assert!(size > 500, "{suffix} of {size} bytes");
     }
-    // A finished one is shown again and measures nothing.
+    // A finished experiment is shown again, and measures nothing.
     let again = done(&arguments);
     assert_eq!(shown, again);
 }
@@ -199,16 +200,16 @@ fn what_a_killed_testbed_leaves_is_removed_and_its_name_is_free_at_once() {
     let workers = instance::Testbed::open("crash").unwrap().workers();
     assert!(workers.len() == 2 && workers.iter().all(instance::Worker::alive));
     running.kill().unwrap();
-    // The testbed is there, only nobody uses it: its workers, forwarder and quotas go on.
+    // The testbed is still there, only without a user: its workers, forwarder and quotas go on.
     assert!(workers.iter().all(instance::Worker::alive));
     assert!(done(&["status", "crash"]).contains("at 10.201.77.1:7100"));
     done(&["down", "crash"]);
     assert_eq!(left("crash"), Vec::<String>::new());
     assert!(!workers.iter().any(instance::Worker::alive));
-    // Nothing there is no error.
+    // That nothing is there is no error.
     done(&["down", "crash"]);
     done(&["up", file, "--name", "crash"]);
-    // Killed by the kernel for its memory, and the status says so.
+    // The process is killed by the kernel for its memory, and the status reports it.
     let hog = program("galaxy-testbed").unwrap();
     let hog = hog.to_str().unwrap();
     let hogged = galaxy_testbed(&["exec", "--name", "crash", "a", hog, "hog", "900000000"]);

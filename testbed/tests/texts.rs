@@ -1,4 +1,4 @@
-//! Texts that go on over real processes: their tokens, and what happens when a device or a client goes.
+//! Generation over real processes: the tokens, and what happens when a device or a client goes.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{
@@ -6,13 +6,13 @@ use galaxy_client::{
     Sampling, Token,
 };
 use galaxy_testbed::{
-    golden::folder,
+    golden::checkpoints_dir,
     models,
     processes::{PATIENCE, Process, Setup, TestCluster, root, until},
 };
 use std::{path::Path, time::Duration};
 
-/// A decoder that makes some hundred tokens a second.
+/// A decoder that generates some hundred tokens a second.
 fn decoder() -> std::path::PathBuf {
     models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8).unwrap()
 }
@@ -21,7 +21,7 @@ fn greedy(max_tokens: u32) -> GenerateOptions {
     GenerateOptions { max_tokens, ignore_end: true, ..GenerateOptions::default() }
 }
 
-/// The tokens of a text to its end, and how it ends.
+/// The tokens of a generation to its end, and the reason of the end.
 async fn rest(text: &mut Generating) -> Result<(Vec<Token>, String), ClientError> {
     let mut tokens = Vec::new();
     loop {
@@ -59,7 +59,7 @@ fn strategies() -> [(&'static str, &'static str, &'static str, Vec<f64>); 5] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_are_those_of_transformers() {
     for (checkpoint, strategy, link, shares) in strategies() {
-        let path = folder().join(checkpoint);
+        let path = checkpoints_dir().join(checkpoint);
         let text = std::fs::read(path.join("generated.json")).unwrap();
         let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let setup = Setup { strategy, link, shares, tiles: 2, max_rows: 5, ..Setup::new(&path) };
@@ -82,7 +82,7 @@ async fn tokens_are_those_of_transformers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_seed_says_the_same_on_any_split() {
-    let path = folder().join("llama");
+    let path = checkpoints_dir().join("llama");
     let options = |seed| {
         let base = Sampling { temperature: 1.0, top_p: 0.95, ..Sampling::default() };
         let sampling = Sampling { logprobs: 3, seed, ..base }.into();
@@ -114,7 +114,8 @@ async fn a_seed_says_the_same_on_any_split() {
     assert_eq!(all[0], all[2]);
 }
 
-/// What is said of a prompt by the demo's decoder, token by token, and why it ends.
+/// The pieces of text that the demo's decoder generates behind a prompt, token by token, and the reason of
+/// the end.
 async fn said(client: &Client, options: GenerateOptions) -> (Vec<String>, String) {
     let mut text = client.generate("Each device ", options).await.unwrap();
     assert!(text.text);
@@ -139,15 +140,15 @@ async fn a_text_ends_before_a_string_that_ends_it() {
     let (pieces, finish) = said(&client, greedy(120)).await;
     let whole = pieces.concat();
     assert_eq!((pieces.len(), finish.as_str()), (121, "length"));
-    // Bytes are tokens: all of them are text.
+    // Tokens are bytes, and all of them are text.
     assert_eq!(whole.chars().count(), 120, "{whole}");
-    // Two words in the middle, across what was told at once.
+    // A stop string in the middle, which spans several pieces.
     let stop = whole[40..52].to_owned();
     let want = &whole[..whole.find(&stop).unwrap()];
     let options = GenerateOptions { stop: vec!["never said".into(), stop.clone()], ..greedy(120) };
     let (pieces, finish) = said(&client, options).await;
     assert_eq!((pieces.concat().as_str(), finish.as_str()), (want, "stop"), "before {stop:?}");
-    // A token that ends texts does, and is no text.
+    // A token that ends texts ends this one, and is no text.
     let options = GenerateOptions { ignore_end: false, ..greedy(400) };
     let biased = Sampling { bias: vec![(256, 1000.0)], ..Sampling::default() };
     let (pieces, finish) =
@@ -162,9 +163,9 @@ async fn refused(client: &Client, prompt: Prompt, options: GenerateOptions) -> C
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_input_is_refused_and_leaves_nothing_behind() {
-    let path = folder().join("llama");
-    // One text at a time has room.
-    let setup = Setup { cache_rows: Some(192), shares: vec![1.0, 1.0], ..Setup::new(&path) };
+    let path = checkpoints_dir().join("llama");
+    // The cache has room for one sequence at a time.
+    let setup = Setup { kv_cache_tokens: Some(192), shares: vec![1.0, 1.0], ..Setup::new(&path) };
     let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
     let sampling = |sampling: Sampling| GenerateOptions { sampling: sampling.into(), ..greedy(4) };
@@ -207,12 +208,12 @@ async fn bad_input_is_refused_and_leaves_nothing_behind() {
         assert_eq!(error.code(), code, "{error}");
         assert!(error.to_string().contains(word) && !error.retryable(), "{error}");
     }
-    // As many as the model has positions for, whatever is asked.
+    // As many tokens as the model has positions for, whatever is asked.
     let made = ids(&client, &[1, 2, 3], greedy(u32::MAX)).await.unwrap();
     let limit = galaxy_model::ModelDir::open(&path).unwrap().spec().position_limit();
     assert_eq!(made.len() as u32, limit.min(192) - 3);
     // An encoder has no next token.
-    let setup = Setup { shares: vec![1.0], ..Setup::new(folder().join("bert")) };
+    let setup = Setup { shares: vec![1.0], ..Setup::new(checkpoints_dir().join("bert")) };
     let encoder = TestCluster::start(setup).unwrap();
     let client = encoder.client().await.unwrap();
     let error = refused(&client, some(), greedy(4)).await;
@@ -222,12 +223,12 @@ async fn bad_input_is_refused_and_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_go_give_back_their_room() {
-    // One text at a time has room.
-    let setup = Setup { cache_rows: Some(768), ..Setup::new(decoder()) };
+    // The cache has room for one sequence at a time.
+    let setup = Setup { kv_cache_tokens: Some(768), ..Setup::new(decoder()) };
     let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
     let whole = ids(&client, &[5, 6, 7], greedy(700)).await.unwrap();
-    // What the first one that goes leaves with the allocator is there for the others.
+    // The memory that the first client leaves with the allocator is there for the others.
     let mut before = Vec::new();
     for at in 0..=20 {
         let mut text = client.generate(vec![5, 6, 7], greedy(700)).await.unwrap();
@@ -240,23 +241,24 @@ async fn clients_that_go_give_back_their_room() {
         if at == 1 {
             before = resident(&cluster);
         }
-        // It goes, with most of the text still to come; the next one gets its room.
+        // The client goes, with most tokens still to come; the next one gets its room.
         drop(text);
     }
-    // One that does not read, and another that does not mind: requests between stints, too.
+    // A client that does not read, and another request that is not affected, which runs between decode
+    // bursts.
     let idle = client.generate(vec![5, 6, 7], greedy(700)).await.unwrap();
     client.run(&[[2, 3, 4]], Output::Hidden).await.unwrap();
     drop(idle);
     let again = ids(&client, &[5, 6, 7], greedy(700)).await.unwrap();
     assert_eq!(again, whole);
     for (before, after) in before.iter().zip(resident(&cluster)) {
-        // A block of rows is 1 MB on each device. The last text had four of them; the twenty before it, of which
-        // each had one, left none.
+        // A block of rows is 1 MB on each device. The last sequence had four of them; the twenty before it,
+        // each with one, left none.
         assert!(after < before + (8 << 20), "{before} bytes became {after}");
     }
 }
 
-/// Resident bytes of all processes of a cluster.
+/// The resident bytes of all processes of a cluster.
 fn resident(cluster: &TestCluster) -> Vec<u64> {
     let of = |process: &Process| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
@@ -290,7 +292,8 @@ async fn a_text_outlives_a_device() {
         assert_eq!(finish, "length");
         assert_eq!(made, whole, "d{victim} was killed");
     }
-    // One that does not come back ends it, by name, when the caller's time is over.
+    // A device that does not come back ends the request, with the device's name, when the caller's time is
+    // over.
     let hurried = client.with_timeout(Duration::from_secs(8));
     let mut text = hurried.generate(vec![9, 8, 7], greedy(900)).await.unwrap();
     text.next().await.unwrap();

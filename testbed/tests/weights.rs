@@ -1,4 +1,4 @@
-//! Devices without a model: the coordinator and they themselves bring it.
+//! Devices without a model: the coordinator sends it to them, and they send it to each other.
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::Output;
@@ -36,7 +36,7 @@ async fn devices_without_the_model_answer_as_those_with_it() {
     let have = client.run(&tokens, Output::Hidden).await.unwrap();
     assert_eq!(have.tensors, want.tensors, "the same weights, the same plan, the same bits");
 
-    // Everybody is started anew: all is there, and nothing comes over the network.
+    // All processes are started anew: everything is there, and nothing comes over the network.
     for i in 0..3 {
         cluster.restart_worker(i, &[]).unwrap();
     }

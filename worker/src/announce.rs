@@ -1,5 +1,5 @@
-//! Tells the coordinator where this device is: at the start, and whenever nothing has come from it for a while. So a
-//! device that joined, or has moved to another address, is found.
+//! Announces to the coordinator where this device is: at the start, and whenever nothing has come from it for a
+//! while. So a device that joined, or has moved to another address, is found.
 
 use crate::core::Core;
 use galaxy_common::Bytes;
@@ -13,15 +13,15 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// A coordinator that has asked nothing for so long does not know where we are. It asks twice a second.
+/// A coordinator that has asked nothing for so long does not know where this device is. It asks twice a second.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Between two looks at that.
+/// The time between two checks of that silence.
 const LOOK: Duration = Duration::from_secs(2);
-/// Before the second attempt; doubles up to [`RETRY_MAX`].
+/// The pause before the second attempt; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_secs(1);
-/// Longest pause between two attempts.
+/// The longest pause between two attempts.
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// What is offered where the system does not say what is free.
+/// The memory that is offered where the system does not say what is free.
 const MEMORY: Bytes = Bytes(1 << 30);
 
 /// Announces the worker that listens at `at`, for as long as it lives.
@@ -53,7 +53,7 @@ pub(crate) async fn announce(core: Weak<Core>, contact: Contact, at: SocketAddr)
     }
 }
 
-/// Tells it at the first of its addresses that answers.
+/// Announces to the coordinator at the first of its addresses that answers.
 async fn tell(
     core: &Arc<Core>,
     contact: &Contact,
@@ -77,7 +77,7 @@ async fn tell(
     failed.map_or_else(|| Ok(Vec::new()), Err)
 }
 
-/// What the coordinator found, for a person.
+/// What the coordinator found, as a line for people.
 fn outcome(attempts: &[Attempt], port: NonZeroU16) -> String {
     if let Some(reached) = attempts.iter().find(|attempt| attempt.error.is_none()) {
         return format!("the coordinator reaches this device at {}", reached.address);

@@ -1,13 +1,13 @@
-//! Decode bursts: what a request says of the tokens that are to be generated, and this device's part of them.
+//! Decode bursts: which tokens a request asks to generate, and this device's part of them.
 
 use crate::{core::Active, error::WorkerError, execute::Events};
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Burst, Text, TokenGoal, plan::Phase};
+use galaxy_common::{BatchShape, Burst, Sequence, TokenGoal, plan::Phase};
 use galaxy_engine::{
-    choose::TokenMask,
     compute::Inputs,
     executor::{Executor, Job},
-    generate::{Drafting, Generated, Generation, Goal, Listener, Told},
+    generate::{Drafting, Generated, Generation, Goal, Listener, TokenEvent},
+    sampler::TokenMask,
 };
 use galaxy_graph::{
     budget::{self, SEQUENCES},
@@ -15,10 +15,10 @@ use galaxy_graph::{
 };
 use galaxy_proto::v1;
 
-/// Tokens that one execution may generate for a sequence.
+/// The most tokens that one execution may generate for a sequence.
 const MOST: u32 = 64;
 
-/// Tokens to generate, and whether each step is told of.
+/// A decode burst that was checked, and whether each step is reported.
 pub(crate) struct Decode {
     burst: Burst,
     tell: bool,
@@ -28,18 +28,18 @@ fn wrong(why: String) -> WorkerError {
     WorkerError::Burst { why }
 }
 
-/// Checks a sequence that begins, of a vocabulary of so many tokens.
-pub(crate) fn checked(text: Text, vocabulary: u32) -> Result<Text, WorkerError> {
+/// Checks a sequence that begins, for a vocabulary of so many tokens.
+pub(crate) fn checked(text: Sequence, vocabulary: u32) -> Result<Sequence, WorkerError> {
     let sampling = text.sampling.checked(vocabulary);
     let sampling = sampling.map_err(|error| wrong(error.to_string()))?;
     if text.tokens.len() > text.rows as usize {
         return Err(wrong("a sequence has more tokens than room is taken for".to_owned()));
     }
-    Ok(Text { sampling, ..text })
+    Ok(Sequence { sampling, ..text })
 }
 
 impl Decode {
-    /// Checks what is to be generated from a batch.
+    /// Checks a burst against the batch that it begins with.
     pub(crate) fn read(burst: v1::Burst, shape: &BatchShape) -> Result<Self, WorkerError> {
         let (tell, burst) = (burst.tell, Burst::from(burst));
         let mut slots: Vec<u32> = shape.choices().map(|(_, segment, _)| segment.slot).collect();
@@ -66,17 +66,17 @@ impl Decode {
         Err(wrong(why))
     }
 
-    /// For which programs.
+    /// The phase whose programs run the burst.
     pub(crate) fn phase(&self) -> Phase {
         self.burst.phase
     }
 
-    /// How many steps may be told of: others than the last generate something, for one of them at least.
+    /// The most steps that can be reported: each but the last generates something, for one sequence at least.
     pub(crate) fn steps(&self) -> usize {
         self.burst.goals.iter().map(|goal| goal.count as usize).sum()
     }
 
-    /// Generates them from what `job` begins with: what came of it, and the tokens, of one sequence behind another.
+    /// Generates tokens from what `job` begins with: the result, and the tokens of one sequence after another.
     pub(crate) fn run(
         self,
         executor: &Executor,
@@ -109,19 +109,19 @@ impl Decode {
     }
 }
 
-/// Tells of each step.
+/// Collects the tokens, and reports each step.
 struct Steps<'a> {
     /// The tokens of each sequence.
     tokens: Vec<Vec<u32>>,
-    /// What is told of those of the step at hand,
+    /// The values of the tokens of the current step, `TOKEN_VALUES` of each.
     step: Vec<f32>,
-    /// and how many of each sequence there are.
+    /// How many tokens of the current step belong to each sequence.
     counts: Vec<u32>,
     events: Option<&'a Events>,
 }
 
 impl Listener for &mut Steps<'_> {
-    fn token(&mut self, at: usize, told: &Told) -> Option<TokenMask> {
+    fn token(&mut self, at: usize, told: &TokenEvent) -> Option<TokenMask> {
         self.tokens[at].push(told[0] as u32);
         self.step.extend_from_slice(told);
         self.counts[at] += 1;
@@ -133,7 +133,7 @@ impl Listener for &mut Steps<'_> {
             let tokens = Bytes::copy_from_slice(bytemuck::cast_slice(&self.step));
             let step = v1::GeneratedStep { counts: self.counts.clone(), tokens };
             let event = v1::ExecuteEvent { event: Some(v1::execute_event::Event::Step(step)) };
-            // There is room for all of them; whoever hung up misses nothing.
+            // There is room for all events; a caller that hung up misses nothing.
             drop(events.try_send(Ok(event)));
         }
         self.step.clear();
@@ -145,14 +145,14 @@ impl Listener for &mut Steps<'_> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use galaxy_common::{Breadth, Sampling, Segment, Wanted};
+    use galaxy_common::{CandidateCount, Sampling, Segment, Wanted};
     use galaxy_proto::convert;
 
     fn shape(rows: u32, wanted: &[Wanted]) -> BatchShape {
         let segment = |(slot, wanted): (u32, &Wanted)| Segment {
             slot,
-            past: 0,
-            kept: true,
+            context_len: 0,
+            cached: true,
             rows,
             wanted: *wanted,
         };
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn absurd_requests_are_refused() {
-        let token = Wanted::Token(Breadth::Few);
+        let token = Wanted::Token(CandidateCount::Few);
         let read = |counts: &[u32], rows, wanted: &[Wanted]| {
             let goal = |count: &u32| v1::TokenGoal { count: *count, stop: vec![] };
             let goals = counts.iter().map(goal).collect();
@@ -186,24 +186,29 @@ mod tests {
             let error = read(counts, rows, wanted).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
-        let twice = |past| Segment { slot: 4, past, kept: true, rows: 1, wanted: token };
+        let twice =
+            |past| Segment { slot: 4, context_len: past, cached: true, rows: 1, wanted: token };
         let twice = BatchShape::new(vec![twice(7), twice(8)]).unwrap();
         let goals = vec![v1::TokenGoal { count: 1, stop: vec![] }; 2];
         let burst = v1::Burst { goals, decode: true, tell: true, steps: 1, row_cost: 0.0 };
         let error = Decode::read(burst, &twice).map(|d| d.steps()).unwrap_err().to_string();
         assert!(error.contains("of one sequence"), "{error}");
-        let begins = |text: v1::GoingText| checked(convert::text(text)?.0, 10);
-        let refused = |text: v1::GoingText| begins(text).unwrap_err().to_string();
+        let begins = |text: v1::SequenceStart| checked(convert::sequence_from_wire(text)?.0, 10);
+        let refused = |text: v1::SequenceStart| begins(text).unwrap_err().to_string();
         let sampling = |s: &Sampling| postcard::to_stdvec(s).unwrap();
-        let good = v1::GoingText {
+        let good = v1::SequenceStart {
             rows: 4,
             sampling: sampling(&Sampling::greedy()),
-            ..v1::GoingText::default()
+            ..v1::SequenceStart::default()
         };
         assert!(begins(good.clone()).is_ok());
-        assert!(refused(v1::GoingText { sampling: vec![1], ..good.clone() }).contains("version"));
+        assert!(
+            refused(v1::SequenceStart { sampling: vec![1], ..good.clone() }).contains("version")
+        );
         let hot = sampling(&Sampling { temperature: f32::NAN, ..Sampling::greedy() });
-        assert!(refused(v1::GoingText { sampling: hot, ..good.clone() }).contains("temperature"));
-        assert!(refused(v1::GoingText { tokens: vec![1; 5], ..good }).contains("room"));
+        assert!(
+            refused(v1::SequenceStart { sampling: hot, ..good.clone() }).contains("temperature")
+        );
+        assert!(refused(v1::SequenceStart { tokens: vec![1; 5], ..good }).contains("room"));
     }
 }

@@ -1,9 +1,9 @@
-//! Models that this device has no directory of: they come in pieces, from the coordinator and from
-//! other devices, into a cache (ADR 0018).
+//! Models that this device has no directory of: they come in pieces, from the coordinator and from other devices,
+//! into a cache (ADR 0018).
 //!
-//! The coordinator names the content and sends its manifest; whose bytes come does not matter then,
-//! because each piece is compared with its digest. The loader reads the model as if it were all there,
-//! and waits for what is not.
+//! The coordinator names the content and sends its manifest; it does not matter then who sends the bytes, because
+//! each piece is compared with its digest. The loader reads the model as if it were all there, and waits for pieces
+//! that are not.
 
 pub(crate) mod cache;
 pub(crate) mod data;
@@ -15,7 +15,7 @@ pub(crate) mod share;
 use crate::core::Core;
 use crate::error::WorkerError;
 use crate::tasks::blocking;
-use data::{Data, State};
+use data::{Data, PieceState};
 use galaxy_common::{Assignment, Bytes, private::PrivateError};
 use galaxy_graph::{
     holdings::{self, steps},
@@ -24,7 +24,7 @@ use galaxy_graph::{
 use galaxy_model::{
     Matrix, ModelDir, ModelError, Vector, pieces::Pieces, quantise::of_fingerprint,
 };
-use links::Supply;
+use links::ModelServer;
 use std::{
     io,
     ops::Range,
@@ -34,39 +34,39 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Why a model does not come.
+/// Why a model cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum ContentError {
-    /// The coordinator did not call.
+    /// The coordinator did not call in time.
     #[error("the coordinator does not bring the model: it has not called within {after:?}")]
     NoCall {
-        /// How long we waited.
+        /// How long the worker waited.
         after: Duration,
     },
-    /// The coordinator says nothing.
+    /// The coordinator called and then sent nothing.
     #[error("the coordinator does not bring the model: it has said nothing for {after:?}")]
     Silent {
-        /// How long we waited.
+        /// How long the worker waited.
         after: Duration,
     },
-    /// The connection with the coordinator broke, or it has not what it must have.
+    /// The connection with the coordinator broke, or the coordinator lacks a piece.
     #[error("the coordinator brings no more of the model: {why}")]
     Lost {
-        /// Why.
+        /// The reason, for people.
         why: String,
     },
     /// The coordinator offers another model.
     #[error("the plan is for the model {want}, and the coordinator brings {have}")]
     Other {
-        /// By the plan.
+        /// The fingerprint in the plan.
         want: String,
-        /// By the offer.
+        /// The fingerprint in the offer.
         have: String,
     },
-    /// A manifest that is none.
+    /// A manifest that cannot be read, or is not the one that was offered.
     #[error("the manifest that the coordinator sends is not what it should be: {why}")]
     Manifest {
-        /// What is wrong.
+        /// What is wrong, for people.
         why: String,
     },
     /// A piece whose digest is wrong, from the coordinator itself.
@@ -74,7 +74,7 @@ pub enum ContentError {
         "the coordinator's files are not those of its manifest: piece {piece} is another. Were they changed or damaged? Restart the coordinator"
     )]
     Wrong {
-        /// Which.
+        /// The number of the piece.
         piece: u32,
     },
     /// The model cannot be opened.
@@ -83,9 +83,9 @@ pub enum ContentError {
     /// The cache cannot be used.
     #[error("the cache in {} cannot be used: {source}", path.display())]
     File {
-        /// Where.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// Somebody else may use the cache, or it is not what it should be.
@@ -96,27 +96,27 @@ pub enum ContentError {
         "the disk has no room for what the device needs of {model}, {needs} in all: free some, or give --cache a directory on another disk"
     )]
     Full {
-        /// Which model.
+        /// The name of the model.
         model: String,
-        /// All that there is of it.
+        /// Bytes of the whole model.
         needs: Bytes,
     },
-    /// The bound is too small for what one plan needs.
+    /// The cache's limit is too small for what one plan needs.
     #[error(
         "the cache in {} may hold {limit}, and this device needs {needed} for its part: raise --cache-bytes to {needed} or give it a smaller share", dir.display()
     )]
     Small {
-        /// For this plan.
+        /// Bytes that this plan needs in the cache.
         needed: Bytes,
-        /// The bound.
+        /// The limit, as `--cache-bytes` sets it.
         limit: Bytes,
-        /// Where.
+        /// The directory of the cache.
         dir: PathBuf,
     },
     /// Another worker uses the cache.
     #[error("another worker uses the cache in {}: give each its own with --cache", dir.display())]
     Taken {
-        /// Where.
+        /// The directory of the cache.
         dir: PathBuf,
     },
 }
@@ -125,7 +125,7 @@ impl ContentError {
     fn file(path: &Path, source: io::Error) -> Self {
         Self::File { path: path.to_owned(), source }
     }
-    /// The disk does not take a piece.
+    /// The error of a disk that does not take a piece.
     fn disk(data: &Data, source: io::Error) -> Self {
         let (model, needs) = (data.manifest.name().to_owned(), Bytes(data.pieces.total()));
         match source.kind() {
@@ -135,26 +135,26 @@ impl ContentError {
             _ => Self::File { path: data.content.to_string().into(), source },
         }
     }
-    /// Whether the same placement may succeed later with nobody doing anything.
+    /// Whether the same placement may succeed later although nobody changes anything.
     pub(crate) fn retryable(&self) -> bool {
         matches!(self, Self::NoCall { .. } | Self::Silent { .. } | Self::Lost { .. })
     }
 }
 
-/// A model that arrives, and the coordinator that brings it.
+/// A model that is being fetched, and the coordinator that brings it.
 pub(crate) struct Arriving {
     pub(crate) model: Arc<ModelDir>,
     pub(crate) data: Arc<Data>,
-    pub(crate) supply: Supply,
+    pub(crate) supply: ModelServer,
 }
 
-/// Waits for the coordinator to bring the model of this fingerprint, as far as that it can be opened.
+/// Waits for the coordinator to bring the model of this fingerprint, until it can be opened.
 pub(crate) async fn open(
     core: &Arc<Core>,
-    waiting: oneshot::Receiver<Supply>,
+    waiting: oneshot::Receiver<ModelServer>,
     fingerprint: &str,
 ) -> Result<Arriving, WorkerError> {
-    // What comes is what the files have; it is rounded as it is read.
+    // The pieces are those of the files; quantisation happens as they are read.
     let (files, rounded) = of_fingerprint(fingerprint);
     let (mut supply, content, length) = links::offered(waiting, files).await?;
     let shared = core.clone();
@@ -181,35 +181,35 @@ pub(crate) async fn open(
     Ok(Arriving { model, data, supply })
 }
 
-/// What may go from the cache to make room.
+/// What may be dropped from the cache to make room.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// Pieces of the same model, too, which begins anew then,
+pub(crate) enum Evictable {
+    /// Other models, and the pieces of this model, which is then fetched from the beginning.
     Anew,
-    /// or nothing of it, because it runs.
+    /// Other models only: pieces of this one stay, because it runs.
     Beside,
 }
 
-/// Makes room in the cache for `list`. Data that has to begin anew is opened anew. Nothing, where that may
-/// not be.
+/// Makes room in the cache for `list`. Data that has to begin from nothing is opened again. None where there is no
+/// room and this model's pieces must stay.
 pub(crate) async fn room(
     core: &Arc<Core>,
     arriving: Arriving,
     list: &[u32],
-    room: Room,
+    room: Evictable,
 ) -> Result<Option<Arriving>, WorkerError> {
     let (shared, list) = (core.clone(), list.to_vec());
     let made = blocking(move || {
         let Arriving { model, data, supply } = arriving;
         let cache = shared.content.cache.as_ref().ok_or(WorkerError::Bug)?;
-        let absent = |piece: &u32| data.state(*piece) == State::Absent;
+        let absent = |piece: &u32| data.state(*piece) == PieceState::Absent;
         let mut missing: Vec<u32> = list.iter().copied().filter(absent).collect();
         missing.sort_unstable();
         let wanted = list.iter().map(|piece| data.pieces.bytes(*piece)).sum();
         if cache.room(&data, &missing, wanted, room)? {
             return Ok(Some(Arriving { model, data, supply }));
         }
-        if room == Room::Beside {
+        if room == Evictable::Beside {
             return Ok(None);
         }
         let (content, manifest) = (data.content, data.manifest.clone());
@@ -223,12 +223,12 @@ pub(crate) async fn room(
 
 /// The pieces that a device of this assignment needs, in the order in which they should come, each once.
 ///
-/// Vectors, which loading reads first; this rank's share of the tables; matrices in the order of loading;
-/// the other shares of the tables. Everybody needs the tables whole, and by the time that others' shares
-/// are wanted, devices have them: so the coordinator sends each about once.
+/// Vectors, which loading reads first; this rank's share of the tables; matrices in the order of loading; the other
+/// shares of the tables. Every device needs the tables whole, and by the time that it wants the shares of others,
+/// other devices have them: so the coordinator sends each about once.
 ///
 /// # Errors
-/// When the model has not what it is made of, which no opened one is.
+/// When the model lacks a tensor, which no opened model does.
 pub(crate) fn order(
     model: &ModelDir,
     pieces: &Pieces,
@@ -245,7 +245,7 @@ pub(crate) fn order(
         add(model.vector_pieces(pieces, which)?);
     }
     for which in Matrix::all(spec) {
-        // Every device holds these whole.
+        // Every device holds these matrices whole.
         if let (Matrix::Patch | Matrix::ClassDense | Matrix::ClassOutput, Some(shape)) =
             (which, which.shape(spec))
         {

@@ -3,15 +3,15 @@
 use crate::{
     content::{
         cache::Cache,
-        links::Desk,
-        own::Own,
+        links::ModelServerSlot,
+        own::ProvenModels,
         share::{CALLERS, Shared},
     },
     error::WorkerError,
     execute::{Endings, Ours, Timelines},
     models::Models,
     ring::Ring,
-    state::State,
+    state::WorkerState,
     tasks::{Programs, Tasks, blocking, lock},
 };
 use galaxy_common::{Activations, Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
@@ -33,51 +33,51 @@ use tokio::{
 pub(crate) struct Core {
     pub(crate) name: DeviceName,
     pub(crate) identity: Identity,
-    /// Where the list of removed members is kept.
+    /// The file that keeps the list of removed members.
     pub(crate) removed: PathBuf,
-    /// When a coordinator asked for our health last.
+    /// When a coordinator last asked for the health of this worker.
     asked: Mutex<Option<Instant>>,
     pub(crate) grant: Grant,
-    pub(crate) content: Content,
-    pub(crate) state: watch::Sender<State>,
+    pub(crate) content: ModelContent,
+    pub(crate) state: watch::Sender<WorkerState>,
     pub(crate) ring: Ring,
     pub(crate) running: Running,
     pub(crate) tasks: Tasks,
-    /// The worker ends: a shard that is being loaded is given up.
+    /// Set when the worker ends: a shard that is being loaded is given up.
     pub(crate) ending: Arc<AtomicBool>,
 }
 
-/// What the device grants.
+/// What the device grants to programs.
 pub(crate) struct Grant {
-    /// What programs run on.
+    /// The engine that programs run on.
     pub(crate) engine: EngineChoice,
     pub(crate) threads: u16,
     pub(crate) memory: Option<Bytes>,
-    /// Port of plain ring links, if they are allowed.
+    /// The port of plain ring links, if they are allowed.
     pub(crate) plain_port: Option<u16>,
 }
 
-/// Models, and how they come and go.
-pub(crate) struct Content {
+/// The models of this device, and how others are fetched and shared.
+pub(crate) struct ModelContent {
     pub(crate) models: Models,
-    /// What models that are not among these are brought into; none: they are not.
+    /// The cache for models that are not among these; none: they are refused.
     pub(crate) cache: Option<Cache>,
-    /// What is known of those that are.
-    pub(crate) own: Own,
-    /// Where a coordinator that brings a model is waited for.
-    pub(crate) desk: Desk,
-    /// What there is of the model for other devices.
+    /// What is known of the model directories that were compared with a manifest.
+    pub(crate) own: ProvenModels,
+    /// Where tasks wait for a coordinator that brings a model.
+    pub(crate) desk: ModelServerSlot,
+    /// What this device can give other devices of the model.
     pub(crate) shared: Mutex<Option<Shared>>,
-    /// Places for devices that take it.
+    /// Places for devices that fetch from this one.
     pub(crate) callers: Arc<Semaphore>,
 }
 
 /// What runs, and on what.
 #[derive(Default)]
 pub(crate) struct Running {
-    /// The shard: read while a program runs, written when another is loaded. So no two shards
-    /// are in memory at once, not even while one goes.
-    pub(crate) held: Arc<RwLock<Option<Held>>>,
+    /// The shard: read while a program runs, written when another is loaded. So no two shards are
+    /// in memory at once, not even while one is dropped.
+    pub(crate) held: Arc<RwLock<Option<LoadedShard>>>,
     active: Mutex<Option<Arc<Active>>>,
     pub(crate) programs: Programs,
     pub(crate) timelines: Mutex<Timelines>,
@@ -85,17 +85,18 @@ pub(crate) struct Running {
 }
 
 /// A shard in memory, inside the executor that runs it.
-pub(crate) struct Held {
+pub(crate) struct LoadedShard {
     pub(crate) key: HeldKey,
     pub(crate) executor: Arc<Executor>,
     pub(crate) bytes: Bytes,
 }
 
-/// What makes two shards the same.
+/// What must be equal for a shard to be used again.
 #[derive(Clone, PartialEq)]
 pub(crate) struct HeldKey {
     pub(crate) fingerprint: String,
-    /// To what rows are rounded: weights in blocks are held as f32 where they are not.
+    /// The values to which rows are rounded: where they stay f32, weights in blocks are held as f32
+    /// too.
     pub(crate) activations: Activations,
     pub(crate) holds: Assignment,
     pub(crate) threads: u16,
@@ -109,9 +110,10 @@ pub(crate) struct Active {
     pub(crate) rank: Rank,
     pub(crate) plan: Arc<Plan>,
     pub(crate) model: Arc<ModelDir>,
-    /// Weak: the shard inside goes when another is to be loaded, whoever still reports on a run.
+    /// Weak: the shard inside is dropped when another is to be loaded, even if a task still reports
+    /// on a run.
     pub(crate) executor: Weak<Executor>,
-    /// Programs by shape.
+    /// Programs by batch shape.
     pub(crate) lowered: Mutex<Lowered<Ours>>,
 }
 
@@ -123,12 +125,12 @@ impl Active {
 }
 
 impl Core {
-    /// A coordinator has asked for our health.
+    /// Notes that a coordinator has asked for the health of this worker.
     pub(crate) fn was_asked(&self) {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// How long no coordinator has.
+    /// How long no coordinator has asked for the health of this worker.
     pub(crate) fn silent_for(&self) -> Duration {
         let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.map_or(Duration::MAX, |at| at.elapsed())
@@ -139,11 +141,11 @@ impl Core {
         (models, cache): (Models, Option<Cache>),
         grant: Grant,
     ) -> Self {
-        let content = Content {
+        let content = ModelContent {
             models,
             cache,
-            own: Own::default(),
-            desk: Desk::default(),
+            own: ProvenModels::default(),
+            desk: ModelServerSlot::default(),
             shared: Mutex::default(),
             callers: Arc::new(Semaphore::new(CALLERS)),
         };
@@ -154,7 +156,7 @@ impl Core {
             asked: Mutex::default(),
             grant,
             content,
-            state: watch::Sender::new(State::default()),
+            state: watch::Sender::new(WorkerState::default()),
             ring,
             running: Running::default(),
             tasks: Tasks::default(),
@@ -162,8 +164,8 @@ impl Core {
         }
     }
 
-    /// Tells the state machine of an event; whoever waits for a change sees it.
-    pub(crate) fn tell<T>(&self, event: impl FnOnce(&mut State) -> T) -> T {
+    /// Passes an event to the state machine; tasks that wait for a change see it.
+    pub(crate) fn tell<T>(&self, event: impl FnOnce(&mut WorkerState) -> T) -> T {
         let mut answer = None;
         self.state.send_modify(|state| answer = Some(event(state)));
         answer.expect("send_modify calls its closure once")
@@ -187,8 +189,8 @@ impl Core {
         Ok(())
     }
 
-    /// Aborts what runs and closes the links, if `last` or an earlier epoch is placed: whoever
-    /// ends an epoch late ends no later one.
+    /// Aborts what runs and closes the links, if `last` or an earlier epoch is placed: whoever ends
+    /// an epoch late ends no later one.
     pub(crate) async fn disconnect(&self, last: Epoch) -> Result<(), WorkerError> {
         let over = lock(&self.running.active).take_if(|active| active.epoch <= last);
         match over {

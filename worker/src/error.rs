@@ -1,4 +1,4 @@
-//! What a worker answers when it cannot do what it is asked: one enum, one place that maps it.
+//! The errors of a worker's calls: one enum, and one place that maps it to gRPC.
 
 use crate::{content::ContentError, ring::RingError, state::Refusal};
 use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// Not in this state.
+    /// The worker's state does not allow the call.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The caller hung up, or a later epoch came.
@@ -30,33 +30,33 @@ pub enum WorkerError {
         "the plan cannot be read ({bytes} bytes): do coordinator and worker have the same version?"
     )]
     PlanBytes {
-        /// How many bytes came.
+        /// The number of bytes that came.
         bytes: usize,
     },
     /// A plan that does not cover its model.
     #[error("the plan does not fit the model: {0}")]
     Plan(#[from] PlanError),
-    /// A plan that names another device at our place.
+    /// A plan that names another device at this worker's place.
     #[error("the plan has {found} at rank {rank}, and this device is {own}")]
     NotMine {
-        /// The rank that we were given.
+        /// The rank that the request gives this worker.
         rank: Rank,
-        /// Who is there.
+        /// The name of the device that the plan has there.
         found: String,
-        /// Who we are.
+        /// The name of this device.
         own: DeviceName,
     },
     /// Peers that are not the plan's devices.
     #[error("the addresses given are not those of the plan's devices")]
     Peers,
-    /// A model that is not here.
+    /// A model that this device does not have.
     #[error("model {name:?} is not on this device: under {place} there are {known}")]
     UnknownModel {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Where we looked.
+        /// Where the worker looked.
         place: String,
-        /// What is there.
+        /// The models that it has, for people.
         known: String,
     },
     /// A model of the same name and other contents.
@@ -64,37 +64,37 @@ pub enum WorkerError {
         "model {name:?} on this device (fingerprint {have}) is not the coordinator's ({want}): copy the same files to both"
     )]
     Fingerprint {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Ours.
+        /// The fingerprint of the model on this device.
         have: String,
-        /// The plan's.
+        /// The fingerprint in the plan.
         want: String,
     },
     /// A model that cannot be opened.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A model that is not here, and does not come.
+    /// A model that this device does not have, and that cannot be fetched.
     #[error(transparent)]
     Content(#[from] ContentError),
-    /// Tokens that cannot be generated so.
+    /// Tokens that cannot be generated as the request asks.
     #[error("{why}")]
     Burst {
-        /// Why not.
+        /// The reason, for people.
         why: String,
     },
-    /// More than the device grants.
+    /// The plan needs more memory than the device grants.
     #[error(
         "model needs {needed} on device {device:?}, which grants {granted} ({granter}): raise memory to {needed} or give it a smaller share"
     )]
     Budget {
-        /// With activations, buffers and the process.
+        /// Bytes that the plan needs, with activations, buffers and the process.
         needed: Bytes,
-        /// The least of the limits.
+        /// Bytes that are granted: the least of the limits.
         granted: Bytes,
-        /// Who set it.
+        /// Where the limit was set, for people.
         granter: &'static str,
-        /// Whose.
+        /// The name of this device.
         device: DeviceName,
     },
     /// The shard cannot be loaded.
@@ -106,7 +106,7 @@ pub enum WorkerError {
     /// The links cannot be formed.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// Weights that come from disk, and no place to keep them in the order of use.
+    /// Weights that come from disk, on a worker without a place to store them in the order of use.
     #[error(
         "the plan reads weights from disk, and this worker has no place for them: start it with --cache, and not with --cache-bytes 0B"
     )]
@@ -114,42 +114,42 @@ pub enum WorkerError {
     /// Plain ring links that this worker does not take.
     #[error("this worker takes no plain ring links: start it with --plain")]
     NoPlain,
-    /// A batch that is none.
+    /// A batch that is not valid.
     #[error(transparent)]
     Shape(#[from] ConvertError),
     /// Token ids that are not one for each row.
     #[error("{tokens} token ids came for {rows} rows")]
     Tokens {
-        /// How many came.
+        /// The number of token ids that came.
         tokens: usize,
-        /// How many rows there are.
+        /// The number of rows in the batch.
         rows: u32,
     },
     /// Token types that are not one for each row, or not the model's.
     #[error("types below {types} are wanted for {rows} rows, and others came")]
     Types {
-        /// How many rows there are.
+        /// The number of rows in the batch.
         rows: u32,
-        /// How many types the model has.
+        /// The number of token types that the model has.
         types: u32,
     },
-    /// Squares of pixels that are not those of the rows that this device embeds.
+    /// Image patches that are not those of the rows that this device embeds.
     #[error("squares of pixels are wanted for {rows} rows of images, and others came")]
-    Squares {
-        /// How many rows there are.
+    Patches {
+        /// The number of rows that the patches are wanted for.
         rows: u32,
     },
     /// A token that the model does not have.
     #[error("row {row} has token {token}, and the vocabulary has {vocabulary}")]
     Token {
-        /// Where.
+        /// The row of the batch.
         row: usize,
-        /// Which.
+        /// The token's id.
         token: u32,
-        /// How many there are.
+        /// The number of tokens in the vocabulary.
         vocabulary: u32,
     },
-    /// A batch that gives no program.
+    /// A batch that cannot be lowered to a program.
     #[error(transparent)]
     Lower(#[from] LowerError),
     /// Programs that differ from the coordinator's.
@@ -161,18 +161,18 @@ pub enum WorkerError {
     /// The program failed.
     #[error("{}", run_message(source, peer))]
     Run {
-        /// Why.
+        /// The error of the executor.
         source: RunError,
-        /// The peer, where a link failed.
+        /// The peer at the other end, where a link failed.
         peer: Option<DeviceName>,
     },
     /// The deadline passed before the program started.
     #[error("the request's time was over before the program could start")]
     Deadline,
-    /// A timeline that is not kept.
+    /// A timeline that is not stored any more, or never was.
     #[error("no timeline of that program is kept: the last {kept} are")]
     NoTimeline {
-        /// How many are.
+        /// The number of timelines that are stored.
         kept: usize,
     },
     /// A thread that cannot be started.
@@ -187,28 +187,28 @@ pub enum WorkerError {
     /// A link that failed while it was measured.
     #[error("the link to {peer} cannot be measured: {why}")]
     Probe {
-        /// To whom.
+        /// The device at the other end.
         peer: DeviceName,
-        /// What happened.
+        /// What went wrong, for people.
         why: String,
     },
-    /// A name that is none of those of a setting.
+    /// A setting with a name that is not known.
     #[error("{why}")]
     Setting {
-        /// What was asked for, and what there is.
+        /// The name that was asked for, and those that are known, for people.
         why: String,
     },
-    /// A peer that is none.
+    /// A probe without a peer's name and address.
     #[error("the probe names no peer with a name and an address")]
     NoPeer,
-    /// A task of ours that panicked.
+    /// A task of this worker that panicked.
     #[error("a task of the worker ended early: this is a bug; its log says where")]
     Bug,
 }
 
 fn run_message(source: &RunError, peer: &Option<DeviceName>) -> String {
     match (peer, source) {
-        // The name, not the rank.
+        // The message names the device, not its rank.
         (Some(peer), RunError::Link { source, .. }) => {
             format!("the link with device {peer} broke: {source}")
         }
@@ -223,17 +223,17 @@ impl From<RunError> for WorkerError {
 }
 
 impl WorkerError {
-    /// The epoch ended before the program did.
+    /// The error for an epoch that ended before the program did.
     pub(crate) fn aborted() -> Self {
         Self::Run { source: RunError::Aborted, peer: None }
     }
 
-    /// Whether the model that was asked for is not here.
+    /// Whether the error is that this device does not have the model.
     pub(crate) fn is_absent_model(&self) -> bool {
         matches!(self, Self::UnknownModel { .. } | Self::Fingerprint { .. })
     }
 
-    /// Whether a directory of the model is not what its manifest says.
+    /// Whether the error is that a directory of the model is not what its manifest says.
     pub(crate) fn is_changed_model(&self) -> bool {
         fn of_weights(error: &WeightError) -> bool {
             match error {
@@ -252,7 +252,7 @@ impl WorkerError {
         }
     }
 
-    /// gRPC code, our code, and whether the same call may succeed later.
+    /// The gRPC code, the name of the fault, and whether the same call may succeed later.
     fn class(&self) -> (Code, &'static str, bool) {
         match self {
             Self::Refused(Refusal::StaleEpoch { .. }) => {
@@ -299,7 +299,7 @@ impl WorkerError {
             | Self::Tokens { .. }
             | Self::Types { .. }
             | Self::Token { .. }
-            | Self::Squares { .. } => (Code::InvalidArgument, "invalid_argument", false),
+            | Self::Patches { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Burst { .. } => (Code::InvalidArgument, "invalid_argument", false),
             Self::Lower(_) => (Code::InvalidArgument, "cannot_lower", false),
             Self::Digest => (Code::FailedPrecondition, "digest_mismatch", false),

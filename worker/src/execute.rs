@@ -1,4 +1,4 @@
-//! Execute: one program, in sequence order, its results in pieces.
+//! Execute: runs one program, in sequence order, and sends its results in pieces.
 
 use crate::{
     burst::{Decode, checked},
@@ -8,7 +8,9 @@ use crate::{
     tasks::{blocking, lock},
 };
 use bytes::Bytes;
-use galaxy_common::{BatchShape, Breadth, Epoch, SequenceNumber, Text, Wanted, plan::Phase};
+use galaxy_common::{
+    BatchShape, CandidateCount, Epoch, Sequence, SequenceNumber, Wanted, plan::Phase,
+};
 use galaxy_engine::{
     compute::{Binding, Ending, Inputs},
     executor::{Job, RunError, RunReport},
@@ -25,22 +27,22 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 use tonic::Status;
 
-/// Programs that are kept: requests come in a few shapes.
+/// The most lowered programs that are cached: requests come in a few shapes.
 pub(crate) const LOWERED: usize = 32;
-/// Timelines that are kept, for `galaxy trace`.
+/// The most timelines that are stored, for `galaxy trace`.
 const TIMELINES: usize = 32;
 /// Bytes of a piece of a result: far below the limit of a message, far above its overhead.
 const PIECE_BYTES: usize = 1 << 20;
-/// For a request that names no time, and for one that names an absurd one.
+/// The time for a request that names none, and the most for one that names more.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// For a run whose coordinator is gone to end by itself.
+/// The time after which a run whose coordinator is gone is given up.
 const ORPHANED: Duration = Duration::from_secs(5);
 
-/// Past its deadline, for a request to be told so.
+/// The time after its deadline in which a request is answered.
 const REPORT: Duration = Duration::from_secs(5);
 
-/// Where events of an execution go.
+/// The channel that takes the events of an execution.
 pub(crate) type Events = mpsc::Sender<Result<v1::ExecuteEvent, Status>>;
 
 /// This device's program for a shape, and the digest of all devices' programs.
@@ -59,7 +61,7 @@ impl Timelines {
         }
         self.kept.push_back((epoch, sequence, times));
     }
-    /// Begin and end of each operation of a program that ran.
+    /// The begin and end of each operation of a program that ran.
     pub(crate) fn get(
         &self,
         epoch: Epoch,
@@ -72,12 +74,12 @@ impl Timelines {
     }
 }
 
-/// By which the bursts of programs that were admitted are asked to end.
+/// The handles that ask bursts of admitted programs to end.
 #[derive(Default)]
 pub(crate) struct Endings(Vec<(Epoch, SequenceNumber, Ending)>);
 
 impl Endings {
-    /// Asks one of them to end.
+    /// Asks the burst of a program to end, if it was admitted.
     pub(crate) fn ask(&self, epoch: Epoch, sequence: SequenceNumber) {
         let of = self.0.iter().filter(|(e, s, _)| (*e, *s) == (epoch, sequence));
         of.for_each(|(.., ending)| ending.ask());
@@ -85,14 +87,14 @@ impl Endings {
 }
 
 /// A program's place in the queue. Leaves it when dropped, whatever happened.
-struct Place {
+struct QueuePlace {
     core: Arc<Core>,
     epoch: Epoch,
     sequence: SequenceNumber,
     ending: Ending,
 }
 
-impl Place {
+impl QueuePlace {
     fn take(core: &Arc<Core>, epoch: Epoch, sequence: SequenceNumber) -> Result<Self, WorkerError> {
         core.tell(|state| state.admit(epoch, sequence))?;
         let ending = Ending::default();
@@ -100,7 +102,7 @@ impl Place {
         Ok(Self { core: core.clone(), epoch, sequence, ending })
     }
 
-    /// Waits until it is our turn, and starts.
+    /// Waits until it is this program's turn, and starts it.
     async fn start(&self, deadline: Instant) -> Result<(), WorkerError> {
         let (epoch, sequence) = (self.epoch, self.sequence);
         let mut state = self.core.state.subscribe();
@@ -119,7 +121,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         let own = (self.epoch, self.sequence);
         lock(&self.core.running.endings)
@@ -129,30 +131,30 @@ impl Drop for Place {
     }
 }
 
-/// A request that was checked as far as that goes without a plan.
-pub(crate) struct Asked {
+/// A request that was checked as far as possible without a plan.
+pub(crate) struct CheckedRequest {
     epoch: Epoch,
     sequence: SequenceNumber,
     digest: Vec<u8>,
     pub(crate) shape: BatchShape,
-    /// Sequences that begin, and the blocks of the cache that each takes.
-    pub(crate) begins: Vec<(Text, Arc<[u32]>)>,
+    /// The sequences that begin, with the blocks of the KV cache that each takes.
+    pub(crate) begins: Vec<(Sequence, Arc<[u32]>)>,
     decode: Option<Decode>,
     pub(crate) left: Duration,
 }
 
-/// What a request gives for the rows of its batch.
+/// The inputs that a request gives for the rows of its batch.
 pub(crate) struct Rows {
     pub(crate) tokens: Vec<u32>,
-    /// A type for each token; none where all are 0.
+    /// The type of each token; empty where all are 0.
     types: Vec<u8>,
-    /// Squares of pixels,
-    squares: Vec<u8>,
-    /// from this row on.
+    /// Bytes of image patches, as f32 values; empty for a model of texts.
+    patches: Vec<u8>,
+    /// The row of the batch to which the first patch belongs.
     first: u32,
 }
 
-impl Asked {
+impl CheckedRequest {
     pub(crate) fn read(request: v1::ExecuteRequest) -> Result<(Self, Rows), WorkerError> {
         let v1::ExecuteRequest { digest, tokens, types, patches, first_row, .. } = request;
         let left = match request.timeout_ms {
@@ -161,26 +163,30 @@ impl Asked {
         };
         let shape = convert::shape(request.segments, tokens.len())?;
         let decode = request.burst.map(|burst| Decode::read(burst, &shape)).transpose()?;
-        let begins = request.begins.into_iter().map(convert::text).collect::<Result<_, _>>()?;
+        let begins = request
+            .begins
+            .into_iter()
+            .map(convert::sequence_from_wire)
+            .collect::<Result<_, _>>()?;
         let (epoch, sequence) = (Epoch(request.epoch), SequenceNumber(request.sequence));
-        let rows = Rows { tokens, types, squares: patches, first: first_row };
+        let rows = Rows { tokens, types, patches, first: first_row };
         Ok((Self { epoch, sequence, digest, shape, begins, decode, left }, rows))
     }
 }
 
 /// An execution that was admitted.
 pub(crate) struct Execution {
-    place: Place,
+    place: QueuePlace,
     active: Arc<Active>,
-    asked: Asked,
+    asked: CheckedRequest,
     inputs: Inputs,
     deadline: Instant,
 }
 
-/// What came of an execution.
+/// The results of an execution.
 struct Ran {
     report: RunReport,
-    /// Tokens that were generated, of one sequence behind another.
+    /// The tokens that were generated, of one sequence after another.
     tokens: Vec<u32>,
     decoded: Decoded,
 }
@@ -191,10 +197,10 @@ impl Execution {
         core: &Arc<Core>,
         request: v1::ExecuteRequest,
     ) -> Result<Self, WorkerError> {
-        let (mut asked, rows) = Asked::read(request)?;
+        let (mut asked, rows) = CheckedRequest::read(request)?;
         let deadline = Instant::now() + asked.left;
         let epoch = asked.epoch;
-        let place = Place::take(core, epoch, asked.sequence)?;
+        let place = QueuePlace::take(core, epoch, asked.sequence)?;
         let active = core
             .active()
             .filter(|active| active.epoch == epoch)
@@ -207,13 +213,14 @@ impl Execution {
         Ok(Self { place, active, asked, inputs, deadline })
     }
 
-    /// How many steps may be told of, one by one.
+    /// The most steps that can be reported one by one.
     pub(crate) fn steps(&self) -> usize {
         self.asked.decode.as_ref().map_or(0, Decode::steps)
     }
 
-    /// Runs it and reports into `events`. Once it runs, it runs to its end or to a Cancel: the other
-    /// devices depend on it. Where nobody listens any more, that ends in a few seconds.
+    /// Runs the program and reports into `events`. Once it runs, it runs to its end or to a Cancel:
+    /// the other devices depend on it. Where nobody listens any more, the run ends in a few
+    /// seconds.
     pub(crate) async fn run(self, events: Events) {
         let (epoch, sequence) = (self.place.epoch, self.place.sequence);
         let core = self.place.core.clone();
@@ -223,7 +230,8 @@ impl Execution {
         let result = tokio::select! {
             result = &mut finishing => result,
             () = alone(&events) => {
-                // Others may never have been asked: nobody's tiles would come before the deadline.
+                // Other devices may never have been asked: their tiles would not come before the
+                // deadline.
                 tracing::warn!(%epoch, %sequence, "the coordinator is gone: what runs is given up");
                 drop(core.cancel(epoch).await);
                 finishing.await
@@ -238,7 +246,7 @@ impl Execution {
                 }
             }
         };
-        // A caller that takes nothing must not make us keep results without end.
+        // A caller that takes nothing must not make this worker keep results without end.
         let sent = tokio::time::timeout_at(deadline + REPORT, sent).await;
         if sent != Ok(true) {
             tracing::debug!(%epoch, %sequence, "the caller hung up");
@@ -247,19 +255,19 @@ impl Execution {
 
     async fn finish(self, events: Events) -> Result<(Ran, Arc<Active>), WorkerError> {
         let Self { place, active, asked, inputs, deadline } = self;
-        let Asked { digest, shape, begins, decode, .. } = asked;
+        let CheckedRequest { digest, shape, begins, decode, .. } = asked;
         let phase = decode.as_ref().map_or(Phase::Prefill, Decode::phase);
         let (lowering, wanted) = (active.clone(), shape.clone());
         let (ours, program) = blocking(move || lowering.lower(phase, &wanted)).await??;
         if digest != ours {
             return Err(WorkerError::Digest);
         }
-        // A device that lacks squares would fail in the middle, and the others with it.
+        // A device that lacks patches would fail in the middle, and the others with it.
         let spec = active.model.spec();
         if spec.patches.is_some() && inputs.part(spec, program.embedded()) != inputs {
-            return Err(WorkerError::Squares { rows: program.embedded().len() });
+            return Err(WorkerError::Patches { rows: program.embedded().len() });
         }
-        // While this is read nobody loads another shard.
+        // While this lock is read, no other shard is loaded.
         let held = tokio::time::timeout_at(deadline, place.core.running.held.clone().read_owned())
             .await
             .map_err(|_| WorkerError::Deadline)?;
@@ -290,7 +298,7 @@ impl Execution {
                 }
             };
             let result = run();
-            // In this order: whoever may load finds the executor gone.
+            // In this order: a task that may load then finds the executor gone.
             drop(executor);
             drop(held);
             result
@@ -313,11 +321,11 @@ async fn alone(events: &Events) {
     tokio::time::sleep(ORPHANED).await;
 }
 
-/// What the rows of a batch are made of.
+/// The inputs of a batch, checked against the model.
 fn inputs(
     spec: &ModelSpec,
     shape: &BatchShape,
-    Rows { tokens, types, squares, first }: Rows,
+    Rows { tokens, types, patches: squares, first }: Rows,
 ) -> Result<Inputs, WorkerError> {
     let Some(of) = spec.patches else {
         if shape.rows() as usize != tokens.len() {
@@ -333,12 +341,12 @@ fn inputs(
     let rows = (values.len() / of.values() as usize) as u32;
     let end = first.saturating_add(rows);
     if values.len() != rows as usize * of.values() as usize || end > shape.rows() {
-        return Err(WorkerError::Squares { rows: shape.rows() });
+        return Err(WorkerError::Patches { rows: shape.rows() });
     }
     Ok(Inputs::Patches { first, values: values.into() })
 }
 
-/// Tokens of a type each, if the model has these types.
+/// Tokens with a type each, if the model has these types.
 fn typed(
     spec: &ModelSpec,
     shape: &BatchShape,
@@ -353,7 +361,7 @@ fn typed(
 }
 
 impl Active {
-    /// This device's program for a shape.
+    /// This device's program for a batch shape.
     pub(crate) fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Ours, WorkerError> {
         let ours = |mut programs: Vec<Program>| {
             let digest = galaxy_graph::digest(&programs);
@@ -378,7 +386,7 @@ impl Active {
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
     let Ran { report, tokens, decoded: Decoded { counts, breadths, steps, rows, last } } = ran;
-    let wanted = |breadth: Breadth| v1::Wanted::from(Wanted::Token(breadth)).into();
+    let wanted = |breadth: CandidateCount| v1::Wanted::from(Wanted::Token(breadth)).into();
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;
         for part in values.chunks(PIECE_BYTES / 4) {

@@ -2,13 +2,13 @@
 //! the other devices of a plan.
 //!
 //! - [`serve`]: a worker as a whole; one port, told apart by ALPN.
-//! - [`state`]: what it is doing, as a pure state machine.
-//! - `place`: check the plan and the budget, hold the shard, form the links of an epoch.
+//! - [`state`]: what the worker is doing, as a pure state machine.
+//! - `place`: checks the plan and the budget, holds the shard, forms the links of an epoch.
 //! - `content`: models of which this device has no directory come in pieces, into a cache.
-//! - `execute`: lower, compare digests, run in sequence order, stream the results.
-//! - `profile`, `probe`: the device, and its links, measure themselves.
+//! - `execute`: lowers, compares digests, runs in sequence order, streams the results.
+//! - `profile`, `probe`: measure the device, and its links.
 //! - [`ring`]: how devices find each other, and the links that carry tiles.
-//! - [`error`]: every way to fail, and how the coordinator is told.
+//! - [`error`]: every way to fail, and what the coordinator gets to know of it.
 //!
 //! Async tasks do no tensor maths; whatever blocks runs on threads of its own.
 

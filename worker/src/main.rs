@@ -1,4 +1,4 @@
-//! `galaxy-worker`: runs on each device.
+//! `galaxy-worker`: the program that runs on each device.
 
 use anyhow::Context;
 use clap::Parser;
@@ -115,7 +115,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
                 None => Some(identity.parent()?.join("cache")),
             };
             let dir = flags.cache.or_else(own);
-            // Without a home there is no place for it, and who has models needs none.
+            // Without a home directory there is no place for a cache, and a worker with models needs none.
             dir.map(|dir| CacheConfig { dir, limit })
         }
     };
@@ -138,7 +138,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         .build()
         .context("threads cannot be started")?;
     runtime.block_on(async {
-        // Before the address is printed: whoever reads it may end us at once.
+        // Before the address is printed: whoever reads it may end this process at once.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let worker = Worker::start(config).await?;
@@ -159,7 +159,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     })
 }
 
-/// Where this device keeps what it is brought: by its name, since no two workers share it.
+/// Where this device caches models: under its name, since no two workers share a cache.
 fn default_cache(identity: &Path) -> Option<PathBuf> {
     let named = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
@@ -168,7 +168,7 @@ fn default_cache(identity: &Path) -> Option<PathBuf> {
     Some(caches.join("galaxy").join(identity.file_name()?))
 }
 
-/// For who does not want to wait until all is closed. Not by returning: that joins threads.
+/// Ends the process on a second signal, without waiting until all is closed. Not by returning: that joins threads.
 fn at_once() -> ! {
     tracing::warn!("told twice: ending at once");
     std::process::exit(1)

@@ -7,17 +7,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where models are, if anywhere.
+/// The directory where this device has its models; none if it has none.
 #[derive(Clone, Default, Debug)]
 pub struct Models {
     dir: Option<PathBuf>,
 }
 
 impl Models {
-    /// Looks into `dir`: model directories and GGUF files, or itself one.
+    /// The models in `dir`: model directories and GGUF files, or itself one of them.
     ///
     /// # Errors
-    /// When it is nothing that we can read.
+    /// When `dir` cannot be read.
     pub fn new(dir: &Path) -> io::Result<Self> {
         // An absolute path has a base name, where "." has none.
         let dir = dir.canonicalize()?;
@@ -27,7 +27,7 @@ impl Models {
         Ok(Self { dir: Some(dir) })
     }
 
-    /// Names and paths of what is there now.
+    /// The names and paths of the models that are there now.
     pub fn list(&self) -> Vec<(String, PathBuf)> {
         let named = |path: PathBuf| Some((path.file_name()?.to_str()?.to_owned(), path));
         let model = |path: PathBuf| match path.join("config.json").is_file() {
@@ -50,7 +50,7 @@ impl Models {
     /// as a path.
     ///
     /// # Errors
-    /// When it is not there, cannot be opened, or is not what the plan was made for.
+    /// When it is not there, cannot be opened, or is not the one that the plan was computed for.
     pub fn open(&self, name: &str, fingerprint: &str) -> Result<ModelDir, WorkerError> {
         let found = self.list();
         let Some((_, path)) = found.iter().find(|(found, _)| found == name) else {

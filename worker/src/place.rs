@@ -1,4 +1,4 @@
-//! Place: check the plan, hold the shard, form the links. And prepare: as much of that as can be
+//! Place: checks the plan, holds the shard, forms the links. And prepare: as much of that as can be
 //! done while another epoch runs.
 
 mod request;
@@ -7,18 +7,18 @@ pub(crate) use request::Request;
 
 use crate::{
     content::{
-        self, Arriving, Room,
+        self, Arriving, Evictable,
         data::Data,
         fetch::{self, Meter, Sources},
-        links::Supply,
+        links::ModelServer,
         own,
         share::Shared,
     },
-    core::{Active, Core, Held, HeldKey},
+    core::{Active, Core, HeldKey, LoadedShard},
     error::WorkerError,
     execute::LOWERED,
     ring::Formation,
-    state::{Refusal, State},
+    state::{Refusal, WorkerState},
     tasks::{blocking, lock, on_thread},
 };
 use galaxy_common::{Activations, Bytes, Epoch};
@@ -44,24 +44,24 @@ use tokio::{
 };
 use tonic::Status;
 
-/// Progress is for people.
+/// The time between two reports of progress, which is for people.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-/// Devices that are asked for pieces of the model while programs run.
-const BESIDE: usize = 2;
+/// The most devices that are asked for pieces of the model while programs run.
+const HELD_BESIDE: usize = 2;
 
-/// Where events of a placement go. When it closes, the coordinator hung up.
+/// The channel that takes the events of a placement. When it closes, the coordinator hung up.
 pub(crate) type Events = mpsc::Sender<Result<v1::PlaceEvent, Status>>;
 
-/// What a placement took.
+/// What a placement read and fetched.
 #[derive(Clone, Copy)]
 struct Placed {
-    /// Weights as held.
+    /// Bytes of the weights as held.
     bytes: Bytes,
-    /// Of that, what was read for it.
+    /// Bytes of weights that were read for the shard.
     read: Bytes,
-    /// What came of the model over the network,
+    /// Bytes of the model that came over the network.
     fetched: Bytes,
-    /// and of that from other devices.
+    /// Bytes of the model that came from other devices; also counted in `fetched`.
     from_peers: Bytes,
 }
 
@@ -70,32 +70,32 @@ impl Placed {
         Self { bytes, read, fetched: Bytes(0), from_peers: Bytes(0) }
     }
 
-    /// With what came over the network.
+    /// The same placement, with the bytes that came over the network.
     fn fetched(self, meter: &Meter) -> Self {
         let of = |value: &AtomicU64| Bytes(value.load(Ordering::Relaxed));
         Self { fetched: of(&meter.fetched), from_peers: of(&meter.from_peers), ..self }
     }
 }
 
-/// Who hears how far a placement is.
-struct Told {
+/// Reports the progress of a placement.
+struct PlacementProgress {
     meter: Meter,
     events: Events,
     last: Mutex<Instant>,
-    /// It is ahead of any: nothing that has a place may be touched.
+    /// Whether it is ahead of a placement: then nothing of an epoch that runs may be touched.
     ahead: bool,
-    /// And it is not wanted any more.
+    /// Set when a preparation is not wanted any more.
     over: AtomicBool,
 }
 
-impl Told {
+impl PlacementProgress {
     fn new(events: &Events, ahead: bool) -> Arc<Self> {
         let (meter, last) = (Meter::default(), Mutex::new(Instant::now()));
         let over = AtomicBool::new(false);
         Arc::new(Self { meter, events: events.clone(), last, ahead, over })
     }
 
-    /// Tells it, if that is some time ago.
+    /// Reports the progress, if the last report is some time ago.
     fn tell(&self) {
         let mut last = lock(&self.last);
         if last.elapsed() < PROGRESS_EVERY {
@@ -114,15 +114,15 @@ impl Told {
         drop(self.events.try_send(Ok(v1::PlaceEvent { event: Some(event) })));
     }
 
-    /// Has the coordinator call with the model.
-    async fn want(&self, core: &Core) -> Result<oneshot::Receiver<Supply>, WorkerError> {
+    /// Asks the coordinator to call with the model.
+    async fn want(&self, core: &Core) -> Result<oneshot::Receiver<ModelServer>, WorkerError> {
         let waiting = core.content.desk.wait();
         let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
         let wanted = self.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
         wanted.map(|()| waiting).map_err(|_| WorkerError::GivenUp)
     }
 
-    /// Tells it again and again.
+    /// Reports the progress again and again.
     async fn go_on(&self) -> std::convert::Infallible {
         let mut ticks = tokio::time::interval(PROGRESS_EVERY);
         loop {
@@ -139,17 +139,17 @@ pub(crate) async fn place(core: Arc<Core>, request: v1::PlaceRequest, events: Ev
     report(&core, ("placement", epoch), begun, placed, &events).await;
 }
 
-/// Makes ready for a place as far as what runs can go on, and reports into `events`. The epoch of the
-/// request says nothing.
+/// Prepares a placement as far as is possible while an epoch runs, and reports into `events`. The
+/// epoch of the request has no meaning.
 pub(crate) async fn prepare(core: Arc<Core>, request: v1::PrepareRequest, events: Events) {
     let begun = Instant::now();
     let mut changes = core.state.subscribe();
     let epoch = changes.borrow().epoch();
-    let over = |state: &State| {
+    let over = |state: &WorkerState| {
         state.epoch() != epoch || state.placing() || state.measuring() || state.draining()
     };
-    let told = Told::new(&events, true);
-    // In this order: nothing is begun beside a placement.
+    let told = PlacementProgress::new(&events, true);
+    // In this order: no preparation begins beside a placement.
     let prepared = tokio::select! {
         biased;
         _ = changes.wait_for(over) => Err(WorkerError::GivenUp),
@@ -161,7 +161,7 @@ pub(crate) async fn prepare(core: Arc<Core>, request: v1::PrepareRequest, events
     report(&core, ("preparation", epoch), begun, prepared, &events).await;
 }
 
-/// Says what came of it.
+/// Logs the result of a placement or a preparation, and sends it to the coordinator.
 async fn report(
     core: &Core,
     (what, epoch): (&str, Epoch),
@@ -205,7 +205,7 @@ async fn until_ready(
         tokio::select! {
             placed = hold_and_link(core, request, there, events) => placed,
             () = events.closed() => Err(WorkerError::GivenUp),
-            _ = state.wait_for(|state| !state.alive(epoch)) => Err(WorkerError::GivenUp),
+            _ = state.wait_for(|state| !state.is_current(epoch)) => Err(WorkerError::GivenUp),
         }
     };
     if placed.is_err() && core.tell(|state| state.cancel(epoch)) {
@@ -215,8 +215,8 @@ async fn until_ready(
     placed
 }
 
-/// Opens the model and checks the plan and the budget against it: nothing is loaded yet. Gives the
-/// budget, too. Nothing, if the model has to come.
+/// Opens the model and checks the plan and the budget against it: nothing is loaded yet. Returns
+/// the model and the budget; none if the model has to be fetched.
 async fn open(
     core: &Arc<Core>,
     request: &Request,
@@ -237,7 +237,7 @@ async fn open(
     }
 }
 
-/// Checks the plan and the budget against a model. Gives the budget.
+/// Checks the plan and the budget against a model. Returns the budget.
 async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<Bytes, WorkerError> {
     let (plan, rank, engine) = (request.plan.clone(), request.rank, core.grant.engine);
     let needed = blocking(move || {
@@ -262,8 +262,8 @@ async fn check(core: &Core, request: &Request, model: Arc<ModelDir>) -> Result<B
     }
 }
 
-/// A shard that is held, and nobody else changes.
-type Holding = OwnedRwLockWriteGuard<Option<Held>>;
+/// The lock on the held shard, which nobody else changes meanwhile.
+type Holding = OwnedRwLockWriteGuard<Option<LoadedShard>>;
 
 async fn hold_and_link(
     core: &Arc<Core>,
@@ -281,10 +281,11 @@ async fn hold_and_link(
         link: request.plan.link,
         links: galaxy_graph::links(&request.plan),
     };
-    // Together, because peers load for different times, and each has little time to be there.
+    // Together, because peers load for different times, and each waits for the links only for a
+    // while.
     let links =
         async { core.ring.form(&core.identity, formation).await.map_err(WorkerError::from) };
-    let told = Told::new(events, false);
+    let told = PlacementProgress::new(events, false);
     let shard = get_and_hold(core, &request, there, &told);
     let both = async { tokio::try_join!(shard, links) };
     let ((model, held, placed), links) = tokio::select! {
@@ -299,12 +300,12 @@ async fn hold_and_link(
     Ok(placed)
 }
 
-/// Ends an epoch when the certificate of a device at one of its links does.
+/// Ends an epoch when the certificate of a device at one of its links ends.
 async fn end_with_certificate(core: Weak<Core>, epoch: Epoch, at: Instant) {
     let Some(mut state) = core.upgrade().map(|core| core.state.subscribe()) else { return };
     tokio::select! {
         () = sleep_until(at) => {}
-        // Nobody runs it any more.
+        // The epoch is over, and its links are closed.
         _ = state.wait_for(|state| state.epoch() > epoch) => return,
     }
     if let Some(core) = core.upgrade() {
@@ -315,8 +316,8 @@ async fn end_with_certificate(core: Weak<Core>, epoch: Epoch, at: Instant) {
     }
 }
 
-/// What of a model a place needs that may have to come, and from whom.
-struct Coming {
+/// The part of a model that a placement may have to fetch, and from whom.
+struct MissingPieces {
     model: Arc<ModelDir>,
     granted: Bytes,
     data: Arc<Data>,
@@ -324,14 +325,14 @@ struct Coming {
     sources: Sources,
 }
 
-/// Has the coordinator call, and checks plan and budget against the model that it brings.
-/// Nothing, if there is no `room`.
+/// Has the coordinator call, and checks plan and budget against the model that it brings. None if
+/// there is no `room`.
 async fn call(
     core: &Arc<Core>,
     request: &Request,
-    told: &Told,
-    room: Room,
-) -> Result<Option<Coming>, WorkerError> {
+    told: &PlacementProgress,
+    room: Evictable,
+) -> Result<Option<MissingPieces>, WorkerError> {
     let waiting = told.want(core).await?;
     let arriving = content::open(core, waiting, &request.plan.fingerprint).await?;
     let granted = check(core, request, arriving.model.clone()).await?;
@@ -349,18 +350,18 @@ async fn call(
         identity: core.identity.clone(),
         from: core.ring.dials_from(),
     };
-    Ok(Some(Coming { model, granted, data, list, sources }))
+    Ok(Some(MissingPieces { model, granted, data, list, sources }))
 }
 
-/// Has the model brought, as much of it as this device needs, and holds the shard: it is loaded while
-/// the rest comes.
+/// Fetches the model, as much of it as this device needs, and holds the shard: it is loaded while
+/// the rest is fetched.
 async fn fetch_and_hold(
     core: &Arc<Core>,
     request: &Request,
-    told: &Arc<Told>,
+    told: &Arc<PlacementProgress>,
 ) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
-    let coming = call(core, request, told, Room::Anew).await?;
-    let Coming { model, granted, data, list, sources } = coming.ok_or(WorkerError::Bug)?;
+    let coming = call(core, request, told, Evictable::Anew).await?;
+    let MissingPieces { model, granted, data, list, sources } = coming.ok_or(WorkerError::Bug)?;
     let (loaded, all_loaded) = oneshot::channel::<()>();
     let done = async { drop(all_loaded.await) };
     let fetching = async {
@@ -372,17 +373,17 @@ async fn fetch_and_hold(
         drop(loaded);
         held
     };
-    // Why nothing comes is said before what did not come.
+    // The reason why nothing comes is reported before the piece that is missing.
     let ((), (held, placed)) = tokio::try_join!(fetching, holding)?;
     Ok((model, held, placed.fetched(&told.meter)))
 }
 
-/// Holds the shard, of the model that is there or is brought.
+/// Holds the shard, of the model that is on this device or is fetched.
 async fn get_and_hold(
     core: &Arc<Core>,
     request: &Request,
     there: Option<(Arc<ModelDir>, Bytes)>,
-    told: &Arc<Told>,
+    told: &Arc<PlacementProgress>,
 ) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
     let Some((model, granted)) = there else { return fetch_and_hold(core, request, told).await };
     match prove_and_hold(core, request, (model, granted), told).await {
@@ -394,12 +395,13 @@ async fn get_and_hold(
     }
 }
 
-/// Holds the shard, of a directory of our own: what is read of it is compared first.
+/// Holds the shard of a model directory of this device: what is read of it is compared with the
+/// manifest first.
 async fn prove_and_hold(
     core: &Arc<Core>,
     request: &Request,
     (model, granted): (Arc<ModelDir>, Bytes),
-    told: &Arc<Told>,
+    told: &Arc<PlacementProgress>,
 ) -> Result<(Arc<ModelDir>, Holding, Placed), WorkerError> {
     if !own::prove_again(core, &model).await? {
         let waiting = told.want(core).await?;
@@ -413,36 +415,36 @@ async fn prove_and_hold(
     Ok((model, held, placed))
 }
 
-/// Has brought what the device would need of the model and lacks. If it has no part in what runs, it
-/// holds its shard, too.
+/// Fetches what this device lacks of the model for a later placement. If it has no part in what
+/// runs, it holds the shard, too.
 async fn until_there(
     core: &Arc<Core>,
     request: v1::PrepareRequest,
-    told: &Arc<Told>,
+    told: &Arc<PlacementProgress>,
 ) -> Result<Placed, WorkerError> {
     let v1::PrepareRequest { place, load } = request;
     let request =
         Request::read(&core.name, core.grant.plain_port.is_some(), place.unwrap_or_default())?;
     let there = open(core, &request).await?;
-    if load && !core.state.borrow().lives() {
+    if load && !core.state.borrow().has_epoch() {
         return Ok(get_and_hold(core, &request, there, told).await?.2);
     }
     let nothing = Placed::of(Bytes(0), Bytes(0));
     if there.is_some() {
         return Ok(nothing);
     }
-    let coming = call(core, &request, told, Room::Beside).await?;
-    // Where the cache has no room beside what runs, it all comes with the place.
-    let Some(Coming { data, list, mut sources, .. }) = coming else { return Ok(nothing) };
-    // Windows of connections take memory that programs have, too.
-    sources.peers.truncate(BESIDE);
+    let coming = call(core, &request, told, Evictable::Beside).await?;
+    // Where the cache has no room beside what runs, all is fetched with the placement.
+    let Some(MissingPieces { data, list, mut sources, .. }) = coming else { return Ok(nothing) };
+    // The receive windows of connections take memory that programs have, too.
+    sources.peers.truncate(HELD_BESIDE);
     fetch::fetch(data, list, sources, &told.meter, std::future::ready(())).await?;
     Ok(nothing.fetched(&told.meter))
 }
 
 impl Core {
-    /// Hands the links to the executor. Runs to its end even if nobody waits for it any more, so
-    /// it looks itself whether the epoch still lives; `held` keeps the next placement waiting.
+    /// Hands the links to the executor. Runs to its end even if nobody waits for it any more, so it
+    /// checks itself whether the epoch still lives; `held` keeps the next placement waiting.
     fn connect(
         &self,
         held: &Holding,
@@ -453,7 +455,7 @@ impl Core {
         let held = held.as_ref().expect("hold() returns the lock with a shard inside");
         let epoch = request.epoch;
         held.executor.connect(epoch, links);
-        // Texts of another epoch begin again from their tokens.
+        // Sequences of another epoch begin again from their tokens.
         held.executor.end(None);
         self.activate(Some(Arc::new(Active {
             epoch,
@@ -472,18 +474,18 @@ impl Core {
     }
 }
 
-/// Holds the shard of `device`: the one that is there if it is the same, one made of it if both have
-/// room on the way, else a new one, loaded after the old one has gone. Nobody else changes it while
-/// the lock that is returned lives.
+/// Holds the shard of `device`: the one that is held if it is the same, one made out of it if both
+/// have room on the way, else a new one, loaded after the old one was dropped. Nobody else changes
+/// it while the lock that is returned lives.
 ///
 /// # Cancel safety
-/// A load that has begun runs to its end, and is held for the next placement; only the end of the
-/// worker stops it, and of one that is ahead of a place that it is not wanted any more.
+/// A load that has begun runs to its end, and is held for the next placement; it stops only when
+/// the worker ends, or when it is for a preparation that is not wanted any more.
 async fn hold(
     core: &Arc<Core>,
     request: &Request,
     (model, granted): (Arc<ModelDir>, Bytes),
-    told: &Arc<Told>,
+    told: &Arc<PlacementProgress>,
 ) -> Result<(Holding, Placed), WorkerError> {
     let (device, kept) = (request.device(), request.plan.cache);
     // No more kernel threads than the device grants, whatever a plan says.
@@ -497,7 +499,7 @@ async fn hold(
         streaming: device.streaming.clone(),
     };
     let mut held = core.running.held.clone().write_owned().await;
-    if told.ahead && core.state.borrow().lives() {
+    if told.ahead && core.state.borrow().has_epoch() {
         return Err(WorkerError::GivenUp);
     }
     if let Some(bytes) = held.as_ref().filter(|held| held.key == key).map(|held| held.bytes) {
@@ -506,7 +508,7 @@ async fn hold(
     let (device, name, told) = (device.clone(), core.name.to_string(), told.clone());
     let (ending, engine) = (core.ending.clone(), core.grant.engine);
     let shared = core.clone();
-    // Where the model arrives, it waits for that.
+    // Where the model is being fetched, the load waits for its pieces.
     let loading = on_thread("load", move || {
         let mut progress = |done, total| {
             told.meter.read.store(done, Ordering::Relaxed);
@@ -517,19 +519,20 @@ async fn hold(
                 true => ControlFlow::Break(()),
             }
         };
-        // Whatever engine takes it then, a shard is made as the model has it.
+        // A shard has the formats of the model, whichever engine takes it then.
         let formats = model.formats();
         let graph = OperatorGraph::of(model.spec());
-        let fits = |old: &Held| {
+        let fits = |old: &LoadedShard| {
             let way = transition(&graph, formats, Some(&old.key.holds), &device.holds());
-            // What comes from disk is read anew.
+            // Weights that come from disk are read again.
             let held = old.key.streaming.is_none() && key.streaming.is_none();
-            // What is held in blocks is no part of what is held as f32.
+            // Matrices that are held in blocks are no part of those that are held as f32.
             let exact = |key: &HeldKey| key.activations == Activations::F32;
             let alike = exact(&old.key) == exact(&key);
             held && alike && old.key.fingerprint == key.fingerprint && way.peak <= granted
         };
-        // Whoever still reports on a run may hold the executor: then its shard goes with it.
+        // A task that still reports on a run may hold the executor: then its shard is dropped with
+        // it.
         let old = held.take().filter(fits).and_then(|old| Arc::into_inner(old.executor));
         let loaded = match old.and_then(Executor::into_shard) {
             Some(shard) => shard.reshape(model, &device, &mut progress),
@@ -552,7 +555,7 @@ async fn hold(
         let engine = engine.start(shard, threads, kept)?;
         let (bytes, _) = engine.held();
         let executor = Arc::new(Executor::start(&name, engine)?);
-        *held = Some(Held { key, executor, bytes });
+        *held = Some(LoadedShard { key, executor, bytes });
         Ok((held, Placed::of(bytes, read)))
     })?;
     loading.await.map_err(|_| WorkerError::Bug)?

@@ -1,9 +1,9 @@
 //! Probe: measures the link from this device to a peer, over the door and the code that carry
 //! tiles.
 //!
-//! Who asks leads: it sends *orders*, frames of 16 bytes, and the peer answers each with a frame
-//! of 16 bytes when it has done what was ordered. So the peer needs no clock of ours, reads only
-//! frames whose size it knows, and is done when the link closes.
+//! The side that asks leads: it sends *orders*, frames of 16 bytes, and the peer answers each with a frame of 16
+//! bytes when it has done what was ordered. So the peer needs no clock of the leader, reads only frames whose size it
+//! knows, and is done when the link closes.
 //!
 //! | order | numbers | what the peer does | its answer |
 //! | --- | --- | --- | --- |
@@ -24,7 +24,7 @@ use crate::{
     core::Core,
     error::WorkerError,
     profile::Measuring,
-    ring::{Duplex, PeerAddress, ProbeArrival, Stream, hello::ProbeHello},
+    ring::{Duplex, PeerAddress, ProbeArrival, Stream, handshake::ProbeHandshake},
     tasks::blocking,
 };
 use galaxy_common::{DeviceName, Epoch, FrameHeader, LinkType, SequenceNumber, Spread, WireType};
@@ -40,43 +40,44 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Round trips that are measured,
+/// The most round trips that are measured.
 const TRIPS: usize = 24;
-/// as far as this allows; at least [`LEAST_TRIPS`].
+/// The time after which no more round trips are measured, once there are [`LEAST_TRIPS`].
 const TRIPS_TIME: Duration = Duration::from_millis(100);
 const LEAST_TRIPS: usize = 5;
-/// Bulks that are measured: without load in a row that agrees, under load steady ones,
+/// How many bulks are enough: without load, so many in a row that agree; under load, so many steady ones.
 const BULKS: usize = 3;
-/// of at most so many.
+/// The most bulks of a measurement.
 const MOST_BULKS: usize = 8;
-/// Rates agree whose range is at most this part of their median.
+/// Rates agree if their range is at most this part of their median.
 const AGREE: f64 = 0.05;
-/// Steady is a bulk if kernels were as fast in the rest before it as in the rest after it, on both
-/// sides: the first over the second.
+/// A bulk is steady if the kernels of both sides were as fast in the rest before it as in the rest after it: the
+/// range of the first speed over the second.
 const STEADY: RangeInclusive<f64> = 0.91..=1.1;
-/// How long one is to take if nothing else is asked for, in ms: far longer than what a queue or a
-/// bucket lets through at once,
+/// How long a bulk without load takes if the caller asks for no other time, in ms: far longer than what a queue or a
+/// token bucket lets through at once.
 const BULK_TIME: u32 = 100;
-/// and under load long enough that a slow device's kernels end some products meanwhile.
+/// How long a bulk under load takes if the caller asks for no other time, in ms: so long that a slow device's kernels
+/// end some products meanwhile.
 const BUSY_BULK_TIME: u32 = 200;
 const LONGEST_BULK: u32 = 1000;
-/// After so long no more bulk is begun without load, and none under load, counted from the first
-/// order, unless somebody says how long bulks are to take.
+/// The time from the first order after which no more bulk begins without load, and none under load, unless the caller
+/// asks how long bulks take.
 const UNTIL: Duration = Duration::from_millis(650);
 const BUSY_UNTIL: Duration = Duration::from_millis(1450);
-/// A first one must take so long to tell how many bytes that is.
+/// The seconds that a bulk of the pilot must take before its rate counts.
 const PILOT_TIME: f64 = 0.03;
 /// Bytes of a bulk, at least and at most.
 const BULK_BYTES: (u64, u64) = (16 << 10, 256 << 20);
-/// Bytes of a frame: such as tiles have.
+/// Bytes of a frame, at least and at most: such as tiles have.
 const FRAME_BYTES: (u64, u64) = (16 << 10, 256 << 10);
 /// How long kernels are watched without a link, before and after each bulk.
 const REST: Duration = Duration::from_millis(80);
-/// Silence after which a probe is given up, on both sides,
+/// The silence after which a probe is given up, on both sides.
 const SILENCE: Duration = Duration::from_secs(4);
-/// and what one may take in all.
+/// The longest time of a whole probe.
 const LIMIT: Duration = Duration::from_secs(12);
-/// Frames of one order: at the smallest frame the largest bulk. Their numbers are those of tiles.
+/// The most frames of one order: at the smallest frame the largest bulk. Their numbers are those of tiles.
 const MAX_FRAMES: u64 = 16 << 10;
 
 const ORDER_BYTES: usize = 16;
@@ -85,7 +86,7 @@ const TRIP: u32 = 1;
 const BULK: u32 = 2;
 const RESTING: u32 = 3;
 const WORK: u32 = 4;
-/// Transfers of orders, of what is ordered, and of answers.
+/// The transfer numbers of orders, of what is ordered, and of answers.
 const ORDERS: u32 = 0;
 const PAYLOADS: u32 = 1;
 const ANSWERS: u32 = 2;
@@ -114,14 +115,14 @@ pub(crate) async fn probe(
     let peer = DeviceName::new(name).map_err(|_| WorkerError::NoPeer)?;
     let measuring = Measuring::begin(core)?;
     let at = PeerAddress { address, plain_port: u16::try_from(plain_port).unwrap_or(0) };
-    let hello = ProbeHello { name: core.name.clone() };
+    let hello = ProbeHandshake { name: core.name.clone() };
     let stream = core.ring.dial_probe(&core.identity, &hello, peer.clone(), at, link).await?;
     let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
     let closer = stream.closer().map_err(|error| failed(error.to_string()))?;
     let _closing = Closing(closer);
     let threads = core.grant.threads;
     let leading = blocking(move || {
-        // Here, so that it lasts as long as the thread, whoever gave up waiting.
+        // Moved here, so that it lasts as long as the thread, even if the caller gave up waiting.
         let _measuring = measuring;
         Leader::new(stream, asked).measure(compute.then_some(threads))
     });
@@ -131,7 +132,7 @@ pub(crate) async fn probe(
     }
 }
 
-/// The word for a read that took too long is none that a person understands.
+/// The error of a link as people understand it: a read that took too long is silence.
 fn said(error: &LinkError) -> String {
     use std::io::ErrorKind::{TimedOut, WouldBlock};
     match error {
@@ -142,7 +143,7 @@ fn said(error: &LinkError) -> String {
     }
 }
 
-/// Answers those who measure the link to us, one at a time, until the worker ends.
+/// Answers devices that measure the link to this one, one at a time, until the worker ends.
 pub(crate) async fn answer_all(core: Weak<Core>, mut arrivals: mpsc::Receiver<ProbeArrival>) {
     while let Some(arrival) = arrivals.recv().await {
         let Some(core) = core.upgrade() else { return };
@@ -160,11 +161,11 @@ async fn answer(arrival: ProbeArrival, measuring: Measuring, threads: u16) {
     let following = blocking(move || {
         let mut link = stream.duplex(Some(SILENCE));
         let over = follow(&mut link, threads);
-        // Before the link closes: who sees that may ask again at once.
+        // Before the link closes: the other side may ask again as soon as it sees that.
         drop(measuring);
         over
     });
-    // Its end is that the link closes, whatever the words for it.
+    // The link closes at its end, whatever error says so.
     let over = tokio::time::timeout(LIMIT, following).await;
     tracing::debug!(?over, "a link was measured");
 }
@@ -181,7 +182,7 @@ fn header(transfer: u32, sequence: u64, tile: u16, payload: usize) -> FrameHeade
     }
 }
 
-/// Does what is ordered until the link closes or an order is none.
+/// Does what is ordered until the link closes or an order is not valid.
 fn follow(link: &mut Duplex, threads: u16) -> Result<(), LinkError> {
     let mut load: Option<Load> = None;
     let mut payload = vec![0; FRAME_BYTES.1 as usize];
@@ -203,7 +204,7 @@ fn follow(link: &mut Duplex, threads: u16) -> Result<(), LinkError> {
                 std::thread::sleep(Duration::from_millis(millis).min(REST));
             }
             (WORK, ..) if load.is_none() => load = Some(Load::start(threads)?),
-            // The end, or no order.
+            // The end, or an order that is not valid.
             _ => return Ok(()),
         }
         let idle = Span { nanos: begin.elapsed().as_nanos() as f64, products: 0.0 };
@@ -226,16 +227,16 @@ fn numbers(order: &[u8; ORDER_BYTES]) -> [u64; 3] {
     [word(0), word(4), word(8)]
 }
 
-/// What a bulk came to.
+/// The result of a bulk.
 struct Bulk {
     bytes: f64,
     nanos: f64,
-    /// What kernels did meanwhile, here and there.
+    /// What kernels did meanwhile, on this side and on the other.
     kernels: [Span; 2],
 }
 
 impl Bulk {
-    /// Bytes in a second, where a round trip takes `trip` nanoseconds.
+    /// Bytes per second, where a round trip takes `trip` nanoseconds.
     ///
     /// Its time is the longer one of two. From the order to the answer a round trip passes besides; it
     /// was longer then if others filled a queue on the way. From the order's arrival to the last frame's
@@ -245,7 +246,7 @@ impl Bulk {
         self.bytes / here.max(there).max(self.nanos / 10.0) * 1e9
     }
 
-    /// By how many nanoseconds a byte delayed kernels that did so much in the rests around it.
+    /// Nanoseconds by which a byte delayed kernels that did so much in the rests around the bulk.
     fn cost(&self, at: usize, before: Span, after: Span) -> f64 {
         let each = (before.nanos + after.nanos) / (before.products + after.products);
         let work = self.kernels[at];
@@ -266,7 +267,7 @@ struct Leader {
     frame: Vec<u8>,
     /// Bytes of tiles that were sent.
     sent: u64,
-    /// How long a bulk is to take, if somebody says so, in ms.
+    /// How long a bulk is to take, in ms, if the caller asks for a time.
     asked: Option<u32>,
     /// The shortest round trip, in nanoseconds: each bulk takes one more than its bytes.
     trip: f64,
@@ -274,13 +275,13 @@ struct Leader {
 
 impl Leader {
     fn new(stream: Stream, asked: Option<u32>) -> Self {
-        // Not zeros: nothing on the way may find them easy.
+        // Not zeros: nothing on the way should be able to compress them.
         let frame = (0..FRAME_BYTES.1).map(|at| (at * 31 % 251) as u8).collect();
         let link = stream.duplex(Some(SILENCE));
         Self { link, load: None, sequence: 0, frame, sent: 0, asked, trip: 0.0 }
     }
 
-    /// Measures all; under load, too, if kernel threads are named.
+    /// Measures all; under load, too, if a number of kernel threads is given.
     fn measure(mut self, threads: Option<u16>) -> Result<v1::ProbeReply, LinkError> {
         let begun = Instant::now();
         let mut reply = v1::ProbeReply { round_trip_ns: self.trips()?, ..Default::default() };
@@ -292,7 +293,7 @@ impl Leader {
             self.under_load(threads, found, begun, &mut reply)?;
         }
         reply.bytes = self.sent;
-        // The answer is that the link closes: then the peer is free again.
+        // The link closes in answer: then the peer is free again.
         drop(self.order(END, 0, 0));
         Ok(reply)
     }
@@ -308,7 +309,7 @@ impl Leader {
         Ok(trips)
     }
 
-    /// A first rate, of bulks that grow until one takes long enough. It opens the connection.
+    /// Measures a first rate, of bulks that grow until one takes long enough. That also warms up the connection.
     fn pilot(&mut self) -> Result<f64, LinkError> {
         let mut bytes = BULK_BYTES.0;
         loop {
@@ -320,13 +321,13 @@ impl Leader {
         }
     }
 
-    /// Bytes that take as long as a bulk should at a rate.
+    /// The bytes that take as long as a bulk should at this rate.
     fn bytes(&self, rate: f64, millis: u32) -> u64 {
         let seconds = f64::from(self.asked.unwrap_or(millis)) / 1e3;
         ((rate * seconds) as u64).clamp(BULK_BYTES.0, BULK_BYTES.1)
     }
 
-    /// Whether another bulk may begin after `tried`, as far as time goes.
+    /// Whether there is time for another bulk after `tried` of them.
     fn may_go_on(&self, tried: usize, begun: Instant, until: Duration) -> bool {
         match self.asked {
             None => begun.elapsed() < until,
@@ -334,7 +335,7 @@ impl Leader {
         }
     }
 
-    /// Rates while kernels rest: the first three in a row that agree, or all there was time for.
+    /// Measures rates while kernels rest: the first three in a row that agree, or all there was time for.
     fn rates(&mut self, mut found: f64, begun: Instant) -> Result<Vec<f64>, LinkError> {
         let mut rates = Vec::new();
         while rates.len() < MOST_BULKS {
@@ -351,7 +352,7 @@ impl Leader {
         Ok(rates)
     }
 
-    /// Rates, and costs of a byte here and there, while the kernels of both sides work.
+    /// Measures rates, and the costs of a byte on both sides, while the kernels of both sides work.
     fn under_load(
         &mut self,
         threads: u16,
@@ -361,7 +362,7 @@ impl Leader {
     ) -> Result<(), LinkError> {
         self.load = Some(Load::start(threads)?);
         self.order(WORK, 0, 0)?;
-        // Costs from steady bulks and from the others.
+        // The costs from steady bulks, and from the others.
         let (mut steady, mut shaky) = (Vec::new(), Vec::new());
         let mut before = self.rest()?;
         for tried in 1..=MOST_BULKS {
@@ -371,7 +372,7 @@ impl Leader {
             reply.busy_rate.push(found);
             let after = self.rest()?;
             let costs = [0, 1].map(|at| bulk.cost(at, before[at], after[at]));
-            // Kernels so slow that none ended meanwhile say nothing.
+            // Kernels so slow that no product ended meanwhile say nothing.
             if costs.iter().all(|cost| cost.is_finite()) {
                 let even = [0, 1].map(|at| before[at].speed() / after[at].speed());
                 let is_steady = even.iter().all(|e| STEADY.contains(e));
@@ -401,7 +402,7 @@ impl Leader {
         Ok(Bulk { bytes: (frames * frame) as f64, nanos, kernels: [here, there] })
     }
 
-    /// What kernels do here and there while the link rests.
+    /// What kernels do on both sides while the link rests.
     fn rest(&mut self) -> Result<[Span; 2], LinkError> {
         let moment = self.load.as_ref().map(Load::now);
         let millis = u64::try_from(REST.as_millis()).unwrap_or(0);

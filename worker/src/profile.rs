@@ -1,11 +1,11 @@
-//! Profile: the device measures itself with a model's shape, and nothing else meanwhile.
+//! Profile: the device measures itself with a model's shape, and does nothing else meanwhile.
 
 use crate::{
     content::{
         self,
         fetch::{Meter, Sources, fetch},
     },
-    core::{Core, Held},
+    core::{Core, LoadedShard},
     error::WorkerError,
     tasks::{blocking, computing},
 };
@@ -24,20 +24,20 @@ use std::{
 use tokio::sync::{OwnedRwLockWriteGuard, mpsc, oneshot};
 use tonic::Status;
 
-/// Progress is for people.
+/// The time between two reports of progress, which is for people.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// The same of what a device without the model fetches for it.
+/// The time between two reports of the bytes that a device without the model fetches for it.
 const FETCHED_EVERY: Duration = Duration::from_secs(1);
 
-/// Where events of a measurement go. When it closes, the coordinator hung up.
+/// The channel that takes the events of a measurement. When it closes, the coordinator hung up.
 pub(crate) type Events = mpsc::Sender<Result<v1::ProfileEvent, Status>>;
 
-/// The device is measured, until this is dropped. Nothing is placed meanwhile.
+/// The device is being measured, until this is dropped. Nothing is placed meanwhile.
 pub(crate) struct Measuring(Arc<Core>);
 
 impl Measuring {
-    /// Begins it.
+    /// Begins a measurement.
     ///
     /// # Errors
     /// When the device holds a place, is measured already, or is draining.
@@ -111,7 +111,7 @@ async fn measured(
     let (model, arriving) = opened;
     let measuring = measure(core, model, setting, (measuring, held), events.clone());
     let Some((data, supply)) = arriving else { return measuring.await };
-    // As much of it comes as is read for the measurement, when it is.
+    // As much of the model is fetched as the measurement reads, when it reads it.
     let (measured, done) = oneshot::channel::<()>();
     let (peers, identity) = (Vec::new(), core.identity.clone());
     let from = core.ring.dials_from();
@@ -131,7 +131,7 @@ async fn measured(
     }
 }
 
-/// Tells that more of the model has come, since nothing is measured before.
+/// Reports that more of the model has come, since nothing is measured before.
 async fn tell_fetched(meter: &Meter, events: &Events) -> std::convert::Infallible {
     let (mut ticks, mut told) = (tokio::time::interval(FETCHED_EVERY), 0);
     loop {
@@ -148,17 +148,17 @@ async fn tell_fetched(meter: &Meter, events: &Events) -> std::convert::Infallibl
     }
 }
 
-/// Measures the device with a model, whatever it holds goes.
+/// Measures the device with a model; the shard that it holds is dropped.
 async fn measure(
     core: &Arc<Core>,
     model: Arc<ModelDir>,
     setting: Setting,
-    (measuring, mut held): (Measuring, OwnedRwLockWriteGuard<Option<Held>>),
+    (measuring, mut held): (Measuring, OwnedRwLockWriteGuard<Option<LoadedShard>>),
     events: Events,
 ) -> Result<v1::profile_event::Event, WorkerError> {
     let ending = core.ending.clone();
     computing(move || {
-        // Two shards have no room. The next placement loads it again.
+        // There is no room for two shards. The next placement loads this one again.
         *held = None;
         let mut told: Option<Instant> = None;
         let mut progress = |done, total, now: &str| {

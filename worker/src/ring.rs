@@ -3,7 +3,7 @@
 //! Each link of a plan goes one way; the sender dials. Both ends check that the other is the
 //! device that the plan names, by its certificate, and that both were placed with the same plan.
 
-pub mod hello;
+pub mod handshake;
 
 mod arrival;
 mod dial;

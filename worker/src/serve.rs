@@ -35,45 +35,45 @@ use tokio::{
 };
 use tonic::transport::Server;
 
-/// For programs that run when the worker is told to end.
+/// How long programs that run may take when the worker has to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
-/// For connections to close after that.
+/// How long connections may take to close after that.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
-/// Calls at one time on one connection: a coordinator has a handful.
+/// The most calls at one time on one connection: a coordinator has a handful.
 const STREAMS: u32 = 64;
-/// Bytes that may be on their way to us: a model comes in one stream, over links of 1 Gbit/s and
-/// some milliseconds.
+/// Bytes that may be on their way to this worker: a model comes in one stream, over links of 1
+/// Gbit/s and some milliseconds.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// Between signs of life on a connection, and for an answer to one: whoever was unplugged must not
-/// keep a connection for good.
+/// The time between signs of life on a connection, and the time for an answer to one: a peer that
+/// was unplugged must not keep a connection for good.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Ports that are tried where any will do: one that is free for TCP may be taken for UDP.
 const PORTS: usize = 16;
 const UDP: &str = "UDP";
 /// The list of removed members, in the directory of the identity.
 const REMOVED: &str = "removed";
-/// After an accept that failed (no descriptors left, most likely).
+/// The pause after an accept that failed (no descriptors left, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How a worker is started.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// Directory of its identity; the certificate has its name.
+    /// The directory of its identity; the certificate has its name.
     pub identity: PathBuf,
-    /// Where it listens; port 0 takes any that is free.
+    /// The address on which it listens; port 0 takes any that is free.
     pub listen: SocketAddr,
-    /// From where it dials other devices over TCP; none: the system chooses.
+    /// The address from which it dials other devices over TCP; none: the system chooses.
     pub from: Option<IpAddr>,
-    /// Directory of model directories, or one model directory.
+    /// The directory of its models: model directories and GGUF files, or itself one of them.
     pub models: Option<PathBuf>,
-    /// Where models that are not among these are brought to; none: they are refused.
+    /// The cache for models that are not among these; none: they are refused.
     pub cache: Option<CacheConfig>,
-    /// What programs run on.
+    /// The engine that programs run on.
     pub engine: EngineChoice,
-    /// Cores that it may use for kernels.
+    /// The most cores that it may use for kernels.
     pub threads: u16,
-    /// Bytes that it grants, beside what the coordinator's files say.
+    /// The most bytes that it grants, besides what the coordinator's files say.
     pub memory: Option<Bytes>,
     /// Whether ring links without TLS are taken, on a port of their own.
     pub plain: bool,
@@ -88,36 +88,36 @@ pub enum StartError {
     /// Its certificate is not a device's.
     #[error("{} is the identity of a {role}: a worker needs one issued with --role device", path.display())]
     Role {
-        /// Where it is.
+        /// The directory of the identity.
         path: PathBuf,
-        /// What it is.
+        /// The role in its certificate.
         role: Role,
     },
-    /// Its models cannot be found.
+    /// The directory of its models cannot be read.
     #[error("no models in {}: {source}", path.display())]
     Models {
-        /// Where.
+        /// The directory that was given for models.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Neither models nor a place for them.
+    /// Neither models nor a cache for them.
     #[error("a worker needs --models, or a cache to bring models to")]
     Nowhere,
     /// An engine that this build does not have.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// No threads granted.
+    /// A config that grants no threads.
     #[error("a worker needs at least one thread")]
     Threads,
     /// The address cannot be listened on.
     #[error("cannot listen on {address}, {transport}: {source}")]
     Listen {
-        /// Where.
+        /// The address on which the worker should listen.
         address: SocketAddr,
-        /// TCP or UDP.
+        /// The protocol: TCP or UDP.
         transport: &'static str,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -213,23 +213,24 @@ impl Worker {
             .add_service(Control::service(core.clone()))
             .add_service(Share::service(core.clone()));
         let server = tokio::spawn(server.serve_with_incoming_shutdown(door, async {
-            // A sender that is gone means the same.
+            // A dropped sender means the same.
             drop(stopping.await);
         }));
         Ok(Self { core, address, server, stop, stopped })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it takes plain ring links.
+    /// The port on which it takes plain ring links, if it does.
     pub fn plain_port(&self) -> Option<u16> {
         self.core.grant.plain_port
     }
 
-    /// Ends it: takes no more, finishes what runs, closes all, and joins every task and thread.
+    /// Ends the worker: takes no more, finishes what runs, closes all, and joins every task and
+    /// thread.
     pub async fn shutdown(self) {
         let Self { core, mut server, stop, stopped, .. } = self;
         core.tell(|state| state.drain(true));
@@ -274,7 +275,7 @@ async fn bind_both(
         let (listener, bound) = bind(address).await?;
         match ring::bind_quic(bound) {
             Ok(socket) => return Ok((listener, bound, socket)),
-            // Any port will do, and this one is another's.
+            // Any port will do, and this one is taken by another process.
             Err(error)
                 if error.kind() == io::ErrorKind::AddrInUse && address.port() == 0 && left > 0 => {}
             Err(source) => {
@@ -291,7 +292,7 @@ async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartErr
     Ok((listener, bound))
 }
 
-/// The door of plain ring links. What arrives is bounded by the ring.
+/// Accepts plain ring links. The ring bounds how many arrive.
 async fn accept_plain(listener: TcpListener, ring: Ring, mut stopped: watch::Receiver<bool>) {
     let mut arrivals = tokio::task::JoinSet::new();
     loop {

@@ -1,4 +1,4 @@
-//! The control service: wire types in, wire types out, and nobody but coordinators.
+//! The control service: wire types in, wire types out, for coordinators only.
 
 use crate::{
     core::Core,
@@ -26,22 +26,23 @@ use tonic::{
     service::interceptor::InterceptedService,
 };
 
-/// Events of a call that wait for the network: pieces of 1 MiB.
+/// Events of a call that may wait for the network: pieces of 1 MiB.
 const EVENTS: usize = 4;
 
-/// The largest message that a coordinator sends: the pixels or tokens of the largest batch, and room.
+/// The most bytes of a coordinator's message: the pixels or tokens of the largest batch, and room.
 const MESSAGE_BYTES: usize = 32 << 20;
-/// For the system to say what we hold. Whether we live must not depend on it.
+/// How long the system may take to say how much memory the process holds. The answer that it lives
+/// must not depend on it.
 const RESIDENT_DEADLINE: Duration = Duration::from_millis(250);
 
 /// The control service of a worker.
 pub(crate) struct Control(Arc<Core>);
 
-type Gate = fn(Request<()>) -> Result<Request<()>, Status>;
+type Interceptor = fn(Request<()>) -> Result<Request<()>, Status>;
 
 impl Control {
-    /// The service as it is served: who calls is looked at before anything is read from it.
-    pub(crate) fn service(core: Arc<Core>) -> InterceptedService<WorkerServer<Self>, Gate> {
+    /// The service as it is served: the caller's role is checked before anything is read from it.
+    pub(crate) fn service(core: Arc<Core>) -> InterceptedService<WorkerServer<Self>, Interceptor> {
         let service = WorkerServer::new(Self(core))
             .max_decoding_message_size(MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -130,7 +131,7 @@ impl Worker for Control {
             let forgotten = blocking(move || executor.end(Some(slot))).await;
             forgotten.map_err(|error| error.into_status(&self.0.name))?;
         }
-        // Of another epoch nothing is kept any more.
+        // Nothing is stored of another epoch.
         Ok(Response::new(v1::ForgetReply {}))
     }
 
@@ -161,7 +162,8 @@ impl Worker for Control {
         let removed = Removed::try_from(request.into_inner()).map_err(wrong)?;
         if self.0.identity.denied().take(removed.clone()) {
             let path = self.0.removed.clone();
-            // It holds in any case; kept, it holds after a restart before the coordinator comes.
+            // The list holds in any case; saved, it holds after a restart before the coordinator
+            // comes.
             if let Ok(Err(error)) = blocking(move || removed.save(&path)).await {
                 tracing::warn!(%error, "the list of removed members is not kept");
             }
@@ -211,7 +213,7 @@ impl Worker for Control {
     }
 }
 
-/// What the process holds in memory, where the system says so; else 0.
+/// Bytes that the process holds in memory, where the system says so; else 0.
 fn resident_bytes() -> u64 {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return 0 };
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

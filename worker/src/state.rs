@@ -1,17 +1,17 @@
 //! What a worker is doing, as a pure state machine: no clock, no sockets, no threads.
 //!
-//! The async shell keeps one [`State`] in a watch channel; tasks change it through the events
+//! The async shell keeps one [`WorkerState`] in a watch channel; tasks change it through the events
 //! below and wait for it to become what they need.
 
 use galaxy_common::{Epoch, SequenceNumber};
 use std::collections::BTreeSet;
 
-/// Programs that may wait behind the one that runs.
+/// The most programs that may wait behind the one that runs.
 pub const QUEUE: usize = 4;
 
-/// What a worker is doing.
+/// The state of a worker: its epoch, its phase and its queue of programs.
 #[derive(Clone, Default, Debug)]
-pub struct State {
+pub struct WorkerState {
     epoch: Epoch,
     phase: Phase,
     draining: bool,
@@ -30,30 +30,30 @@ enum Phase {
     Measuring,
 }
 
-/// Why an event is refused.
+/// Why the state machine refuses an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// An epoch that is not the one we are in.
+    /// An epoch that is not the current one.
     #[error("epoch {asked} is stale or unknown here: this worker is in epoch {current}")]
     StaleEpoch {
-        /// Asked for.
+        /// The epoch that was asked for.
         asked: Epoch,
-        /// Ours.
+        /// The epoch of this worker.
         current: Epoch,
     },
-    /// The epoch is being placed still, or was cancelled.
+    /// The epoch is still being placed, or was cancelled.
     #[error("epoch {epoch} is not placed here")]
     NotPlaced {
-        /// Which.
+        /// The epoch that was asked for.
         epoch: Epoch,
     },
-    /// A place in a plan, where none may be.
+    /// The worker holds a place in a plan, where it must not.
     #[error("it holds a place in a plan (epoch {epoch}): stop the coordinator, and measure then")]
     Placed {
-        /// Of which.
+        /// The epoch of that plan.
         epoch: Epoch,
     },
-    /// It is being measured.
+    /// The device, or a link of it, is being measured.
     #[error("it is being measured: try again when that is over")]
     Measuring,
     /// No more requests are taken.
@@ -65,9 +65,9 @@ pub enum Refusal {
     /// A sequence number that was started or waits already, or that a later one overtook.
     #[error("sequence number {asked} comes too late: {started} was started, or waits, already")]
     OutOfOrder {
-        /// Asked for.
+        /// The sequence number that was asked for.
         asked: SequenceNumber,
-        /// The latest that was started.
+        /// The latest sequence number that was started.
         started: SequenceNumber,
     },
 }
@@ -75,19 +75,19 @@ pub enum Refusal {
 /// Whether a program may start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Now.
+    /// The program may start now.
     Start,
-    /// Others are before it.
+    /// Other programs are before it.
     Wait,
-    /// Never: its epoch is over.
+    /// The program can never start: its epoch is over.
     Gone,
 }
 
-impl State {
+impl WorkerState {
     /// The coordinator places `epoch`: everything of earlier epochs is over.
     ///
     /// # Errors
-    /// When we know that epoch or a later one, or are draining.
+    /// When that epoch or a later one is known already, or the worker is draining.
     pub fn place(&mut self, epoch: Epoch) -> Result<(), Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
@@ -103,7 +103,7 @@ impl State {
         Ok(())
     }
 
-    /// The device, or a link of it, is to be measured: nothing else happens meanwhile.
+    /// Begins a measurement of the device, or of a link of it: nothing else happens meanwhile.
     ///
     /// # Errors
     /// When it holds a place, is measured already, or is draining.
@@ -111,7 +111,7 @@ impl State {
         match self.phase {
             _ if self.draining => Err(Refusal::Draining),
             Phase::Measuring => Err(Refusal::Measuring),
-            // Of a cancelled epoch a program may still run.
+            // A program of a cancelled epoch may still run.
             Phase::Idle if self.running.is_none() => {
                 self.phase = Phase::Measuring;
                 Ok(())
@@ -120,14 +120,14 @@ impl State {
         }
     }
 
-    /// The measurement is over.
+    /// Ends the measurement.
     pub fn measured(&mut self) {
         if self.phase == Phase::Measuring {
             self.phase = Phase::Idle;
         }
     }
 
-    /// The shard is there and the links stand. False when the epoch is over meanwhile.
+    /// The shard is held and the links are formed. False when the epoch is over meanwhile.
     pub fn placed(&mut self, epoch: Epoch) -> bool {
         let current = self.epoch == epoch && self.phase == Phase::Placing;
         if current {
@@ -138,7 +138,7 @@ impl State {
 
     /// The coordinator cancels `epoch`, or its placement failed. False when it is over already.
     pub fn cancel(&mut self, epoch: Epoch) -> bool {
-        let current = self.alive(epoch);
+        let current = self.is_current(epoch);
         if current {
             self.phase = Phase::Idle;
             self.waiting.clear();
@@ -146,10 +146,10 @@ impl State {
         current
     }
 
-    /// A program wants to run.
+    /// Takes a program into the queue.
     ///
     /// # Errors
-    /// When it may not wait here.
+    /// When the program may not wait here.
     pub fn admit(&mut self, epoch: Epoch, sequence: SequenceNumber) -> Result<(), Refusal> {
         if epoch != self.epoch {
             return Err(Refusal::StaleEpoch { asked: epoch, current: self.epoch });
@@ -194,7 +194,7 @@ impl State {
         turn
     }
 
-    /// An admitted program is done, failed, or was given up.
+    /// Removes an admitted program: it is done, failed, or was given up.
     pub fn leave(&mut self, epoch: Epoch, sequence: SequenceNumber) {
         if epoch == self.epoch {
             self.waiting.remove(&sequence);
@@ -209,24 +209,24 @@ impl State {
         self.draining = on;
     }
 
-    /// Whether an epoch is being placed,
+    /// Whether an epoch is being placed.
     pub fn placing(&self) -> bool {
         self.phase == Phase::Placing
     }
-    /// or is being placed or ready.
-    pub fn lives(&self) -> bool {
-        self.alive(self.epoch)
+    /// Whether an epoch is being placed, or is ready.
+    pub fn has_epoch(&self) -> bool {
+        self.is_current(self.epoch)
     }
     /// Whether the device, or a link of it, is being measured.
     pub fn measuring(&self) -> bool {
         self.phase == Phase::Measuring
     }
-    /// The epoch that we are in or were in last.
+    /// The current epoch, or the last one.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
     /// Whether `epoch` is being placed or ready.
-    pub fn alive(&self, epoch: Epoch) -> bool {
+    pub fn is_current(&self, epoch: Epoch) -> bool {
         self.epoch == epoch && matches!(self.phase, Phase::Placing | Phase::Ready)
     }
     /// The program that runs.
@@ -252,8 +252,8 @@ mod tests {
     fn seq(n: u64) -> SequenceNumber {
         SequenceNumber(n)
     }
-    fn ready() -> State {
-        let mut state = State::default();
+    fn ready() -> WorkerState {
+        let mut state = WorkerState::default();
         state.place(E).unwrap();
         assert!(state.placed(E));
         state
@@ -328,16 +328,16 @@ mod tests {
         let mut state = ready();
         assert_eq!(state.measure(), Err(Refusal::Placed { epoch: E }));
         state.measured();
-        assert!(state.alive(E), "nothing was measured");
+        assert!(state.is_current(E), "nothing was measured");
         state.cancel(E);
         state.measure().unwrap();
         assert_eq!(state.measure(), Err(Refusal::Measuring));
         assert_eq!(state.place(Epoch(6)), Err(Refusal::Measuring));
-        assert!(!state.cancel(E) && !state.alive(E));
+        assert!(!state.cancel(E) && !state.is_current(E));
         assert!(matches!(state.admit(E, seq(1)), Err(Refusal::NotPlaced { .. })));
         state.measured();
         state.place(Epoch(6)).unwrap();
-        let mut state = State::default();
+        let mut state = WorkerState::default();
         state.drain(true);
         assert_eq!(state.measure(), Err(Refusal::Draining));
     }

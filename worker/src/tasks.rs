@@ -10,23 +10,23 @@ use std::{
 };
 use tokio::{sync::oneshot, task::JoinSet};
 
-/// Runs what blocks where it may.
+/// Runs work that blocks on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkerError> {
     tokio::task::spawn_blocking(work).await.map_err(|_| WorkerError::Bug)
 }
 
-/// Runs kernels on a thread of their own, named as the executor's is: whoever limits a device by
-/// its kernels' threads finds it.
+/// Runs kernels on a thread of their own, named as the executor's is: whoever limits a device by its kernels' threads
+/// finds it.
 pub(crate) async fn computing<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkerError> {
     on_thread("compute", work)?.await.map_err(|_| WorkerError::Bug)
 }
 
-/// Begins what blocks for long, or waits for the network, on a thread of its own: those of [`blocking`]
-/// are for what is soon done.
+/// Begins work that blocks for long, or waits for the network, on a thread of its own: the threads of [`blocking`]
+/// are for work that is soon done.
 pub(crate) fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -36,8 +36,8 @@ pub(crate) fn on_thread<T: Send + 'static>(
     Ok(result)
 }
 
-/// The thread that starts programs and waits for their ends, which may be as long as other devices
-/// take: one runs at a time.
+/// The thread that starts programs and waits for their ends, which may take as long as other devices do: one runs at
+/// a time.
 #[derive(Default)]
 pub(crate) struct Programs {
     thread: Mutex<Option<(mpsc::SyncSender<Program>, JoinHandle<()>)>>,
@@ -46,7 +46,7 @@ pub(crate) struct Programs {
 type Program = Box<dyn FnOnce() + Send>;
 
 impl Programs {
-    /// Runs `program`; the one before it is through, or about to be.
+    /// Runs `program`; the one before it is done, or about to be.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         program: impl FnOnce() -> T + Send + 'static,
@@ -69,7 +69,7 @@ impl Programs {
         let (programs, inbox) = mpsc::sync_channel::<Program>(1);
         let body = move || {
             for program in inbox {
-                // Who waits for a program that panics is told by its silence.
+                // A program that panics never answers, and the caller sees that.
                 drop(catch_unwind(AssertUnwindSafe(program)));
             }
         };
@@ -77,7 +77,7 @@ impl Programs {
         Ok((programs, thread))
     }
 
-    /// Ends the thread, after what it was given.
+    /// Ends the thread, after the programs that it was given.
     pub(crate) fn join(&self) {
         if let Some((programs, thread)) = lock(&self.thread).take() {
             drop(programs);
@@ -86,7 +86,7 @@ impl Programs {
     }
 }
 
-/// A lock that a panic elsewhere does not close.
+/// Locks a mutex, also if a panic elsewhere poisoned it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

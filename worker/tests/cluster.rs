@@ -12,7 +12,7 @@ use galaxy_graph::{
     budget::needs_all,
     holdings::transition,
     operators::OperatorGraph,
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::{
@@ -90,7 +90,7 @@ impl Cluster {
             threads: 1,
             share: share(i),
         };
-        let terms = Terms {
+        let terms = PlanOptions {
             model: self.model.name(),
             fingerprint: self.model.fingerprint(),
             formats: self.model.formats(),
@@ -300,8 +300,8 @@ async fn workers_compute_what_one_device_computes() {
     cluster.end().await;
 }
 
-/// A new plan reads what its devices do not hold, and no more; where old and new have no room beside
-/// each other on the way, all of it. The results are the same.
+/// A new plan reads what its devices do not hold, and no more; where there is no room for old and
+/// new together on the way, it reads all of it. The results are the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_plan_reads_only_what_is_not_held() {
     let cluster = Cluster::of("llama", 3).await;
@@ -440,8 +440,7 @@ async fn a_bad_request_is_refused_and_nothing_is_lost() {
     cluster.end().await;
 }
 
-/// One device never starts its part: Cancel ends the other's, and the next placement works.
-/// Waits until a program runs, or until none does.
+/// Waits until a program runs on a device, or until none does.
 async fn until_running(control: &mut WorkerClient<Channel>, wanted: bool) {
     let looking = async {
         loop {

@@ -9,7 +9,7 @@ use galaxy_common::{
 };
 use galaxy_engine::link::{LinkError, Links};
 use galaxy_proto::{channel::ConnectError, identity::Authority};
-use galaxy_worker::ring::{Formation, RingError, hello::Answer};
+use galaxy_worker::ring::{Formation, RingError, handshake::Answer};
 use ringing::{Device, device};
 use std::{
     io::ErrorKind,
@@ -83,7 +83,7 @@ async fn pair(epoch: u64, link: LinkType) -> (Links, Links) {
     pair_through(epoch, link, |there| there).await
 }
 
-/// A pair of which the first finds the second elsewhere.
+/// A pair of which the first reaches the second at the address that `way` returns.
 async fn pair_through(
     epoch: u64,
     link: LinkType,
@@ -276,11 +276,11 @@ async fn another_name_is_refused(link: LinkType) {
 enum Fate {
     Pass,
     Lose,
-    /// It and all after it come from another address.
+    /// The packet and all after it come from another address.
     Move,
 }
 
-/// A way to a device that counts the packets to it, from 0, and decides on each.
+/// A relay to a device that counts the packets to it, from 0, and decides on each.
 fn relay(to: String, mut fate: impl FnMut(u64) -> Fate + Send + 'static) -> String {
     let front = UdpSocket::bind("127.0.0.1:0").unwrap();
     let here = front.local_addr().unwrap().to_string();

@@ -5,7 +5,7 @@ mod manifest;
 
 use galaxy_common::{Bytes, Cache, DeviceName, DeviceProfile, LinkType, Strategy, WireType};
 use galaxy_engine::compute::choice::EngineChoice;
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::ModelDir;
 use galaxy_proto::{
     ALPN_RING,
@@ -16,7 +16,7 @@ use galaxy_proto::{
 };
 use galaxy_worker::{
     Worker, WorkerConfig,
-    ring::hello::{Answer, ProbeHello, WELCOME_BYTES},
+    ring::handshake::{Answer, ProbeHandshake, WELCOME_BYTES},
 };
 use std::{
     path::{Path, PathBuf},
@@ -92,7 +92,7 @@ impl Pair {
             threads: 1,
             share: 1.0,
         };
-        let terms = Terms {
+        let terms = PlanOptions {
             model: self.model.name(),
             fingerprint: self.model.fingerprint(),
             formats: self.model.formats(),
@@ -281,7 +281,7 @@ async fn a_peer_that_cannot_be_measured_is_named() {
     pair.shutdown().await;
 }
 
-/// Who may open a probe, and that no order of a peer is followed that is none.
+/// Who may open a probe, and that an order of a peer that is not valid ends the link.
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_and_nonsense_end_the_link() {
     let pair = Pair::start().await;
@@ -292,7 +292,7 @@ async fn strangers_and_nonsense_end_the_link() {
         let address = pair.workers[0].0.address().to_string();
         let mut link =
             dial(&address, config, None, (&name("d0"), Role::Device), LONG).await.unwrap();
-        let hello = ProbeHello { name: name(says) };
+        let hello = ProbeHandshake { name: name(says) };
         link.write_all(&hello.encode()).await.unwrap();
         let mut answer = [0; WELCOME_BYTES];
         link.read_exact(&mut answer).await.unwrap();

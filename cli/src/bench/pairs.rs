@@ -28,21 +28,21 @@ turn, and which is first changes from round to round.";
 /// Arguments of `galaxy bench pairs`.
 #[derive(Args, Debug)]
 pub(super) struct PairsArgs {
-    /// File with the prompts, with a line of three dashes between two.
+    /// File of prompts, with a line of three dashes between two.
     #[arg(value_name = "FILE")]
     prompts: PathBuf,
-    /// Where the other coordinator listens.
+    /// Address of the other coordinator.
     #[arg(long, value_name = "HOST:PORT")]
     against: String,
-    /// How often each prompt is answered by both.
+    /// Times that both coordinators answer each prompt.
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Tokens of an answer.
+    /// Tokens of each answer.
     #[arg(long, value_name = "N", default_value_t = 96,
         value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
-    /// Temperature; at 0 the likeliest token is taken.
+    /// Sampling temperature; 0 takes the likeliest token.
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f32,
     /// Print one JSON object.
@@ -56,7 +56,7 @@ pub(super) struct PairsArgs {
 #[derive(Serialize)]
 struct Pair {
     prompt: String,
-    /// Tokens per second, by the one and by the other.
+    /// Tokens per second of the coordinator and of the other, over all rounds.
     rates: [Spread; 2],
     ratio: Spread,
     same: bool,
@@ -67,11 +67,11 @@ struct Findings {
     model: String,
     plans: [String; 2],
     pairs: Vec<Pair>,
-    /// Of all prompts together, by round.
+    /// The other's time over the coordinator's for all prompts together, over all rounds.
     ratio: Spread,
 }
 
-/// The prompts of a file.
+/// Splits the text of a file into its prompts.
 fn prompts(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let cut = |line: &&str| line.len() == 3 && line.bytes().all(|byte| byte == b'-');
@@ -79,7 +79,7 @@ fn prompts(text: &str) -> Vec<String> {
     parts.filter(|part| !part.trim().is_empty()).collect()
 }
 
-/// `galaxy bench pairs`.
+/// Runs `galaxy bench pairs`.
 pub(super) async fn measure(args: &PairsArgs) -> Result<(), Failure> {
     let place = args.prompts.display().to_string();
     let text = std::fs::read_to_string(&args.prompts);
@@ -139,7 +139,7 @@ pub(super) async fn measure(args: &PairsArgs) -> Result<(), Failure> {
     print(&if args.json { json(&findings)? } else { self::text(&findings) })
 }
 
-/// Seconds from the first token to the last, and the tokens.
+/// Generates an answer. Returns the seconds from its first token to its last, and its tokens.
 async fn generate(
     args: &PairsArgs,
     client: &Client,

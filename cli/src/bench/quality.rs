@@ -1,4 +1,4 @@
-//! `galaxy bench quality`: what a model gives with its matrices rounded, against what it gives as it is.
+//! `galaxy bench quality`: results of a model with rounded matrices, against those of the model as it is.
 
 use crate::{
     failure::Failure,
@@ -29,7 +29,7 @@ What the figures mean:
 
 Of divergences and cosines the median over texts, with the smallest and the largest.";
 
-/// Texts that are measured with where none are given: of several kinds, so that no format is flattered.
+/// The texts that are measured with by default: of several kinds, so that no format is flattered.
 const TEXTS: [&str; 12] = [
     "The river had risen in the night, and by morning the lower fields were under water as far as the old mill.",
     "A heat pump moves heat from a cold place to a warm one. It needs less energy than it delivers, because most of the heat is already there.",
@@ -48,19 +48,19 @@ const TEXTS: [&str; 12] = [
 /// Arguments of `galaxy bench quality`.
 #[derive(Args, Debug)]
 pub struct QualityArgs {
-    /// The model, with a tokenizer: a directory or a GGUF file, with matrices of 16 or 32 bits.
+    /// Model directory or GGUF file, with a tokenizer and with matrices of 16 or 32 bits.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// What is compared, of q8, q6 and q4.
+    /// Formats to compare: q8, q6 and q4.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "q8,q6,q4")]
     formats: Vec<Quantisation>,
-    /// A file with a text on each line. Default: twelve of our own.
+    /// File with one text per line [default: twelve built-in texts].
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
-    /// Most tokens of a text.
+    /// Most tokens of each text; longer ones are cut.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..=4096))]
     tokens: u32,
-    /// Kernel threads. Default: the cores of this machine.
+    /// Kernel threads [default: the cores of this machine].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Print one JSON object.
@@ -78,7 +78,7 @@ pub struct Findings {
     lines: Vec<Line>,
 }
 
-/// A format against the model as it is.
+/// One format, compared with the model as it is.
 #[derive(Serialize, Debug)]
 struct Line {
     format: &'static str,
@@ -135,7 +135,7 @@ pub fn measured(args: &QualityArgs) -> Result<Findings, Failure> {
     })
 }
 
-/// The texts of a file, or our own.
+/// Reads the texts of a file, one per line; without a file, the built-in ones.
 fn read(file: Option<&Path>) -> Result<Vec<String>, Failure> {
     let Some(path) = file else { return Ok(TEXTS.map(str::to_owned).to_vec()) };
     let text = fs::read_to_string(path)
@@ -143,7 +143,7 @@ fn read(file: Option<&Path>) -> Result<Vec<String>, Failure> {
     Ok(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect())
 }
 
-/// What the device holds.
+/// The bytes of the weights that the device holds.
 fn weights(model: &ModelDir, cluster: &InProcess) -> Bytes {
     let graph = OperatorGraph::of(model.spec());
     budget::weights(&graph, model.formats(), &cluster.cluster().plan().ring[0])
@@ -191,7 +191,7 @@ fn encoder(
     Ok(Measured::Encoder { cosine: Spread::of(&cosines) })
 }
 
-/// The logarithms of the probabilities that logits stand for.
+/// The log-probabilities of logits.
 fn logarithms(logits: &[f32]) -> Vec<f64> {
     let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).sum();

@@ -31,24 +31,26 @@ clients. --plot writes the times over the number of clients as a picture (SVG)."
 /// Arguments of `galaxy bench serve`.
 #[derive(Args, Debug)]
 pub(super) struct ServeArgs {
-    /// Streams at a time, like 1,4,16.
+    /// Numbers of concurrent clients to measure, like 1,4,16.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16",
         value_parser = clap::value_parser!(u32).range(1..=256))]
     clients: Vec<u32>,
-    /// Prompts that each of them sends, one behind another.
+    /// Requests that each client sends, one after another.
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     requests: u32,
-    /// Tokens of a prompt: a number, or from one to another as in 16-256.
+    /// Tokens of each prompt: a number or a range, like 16-256.
     #[arg(long, value_name = "N|N-N", default_value = "16-128", value_parser = lengths)]
     prompt: (u32, u32),
-    /// Ask for embeddings instead of generated tokens; with them, one request with all texts is measured, too.
+    /// Ask for embeddings instead of generated tokens.
+    ///
+    /// One request with the texts of all clients is measured, too.
     #[arg(long, conflicts_with_all = ["tokens", "plot"])]
     embed: bool,
-    /// Tokens of an answer: a number, or from one to another.
+    /// Tokens of each answer: a number or a range.
     #[arg(long, value_name = "N|N-N", default_value = "32-64", value_parser = lengths)]
     tokens: (u32, u32),
-    /// What prompts and lengths are drawn by.
+    /// Seed of the random prompts and lengths.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Write latency over the number of clients to this file, as SVG.
@@ -61,7 +63,7 @@ pub(super) struct ServeArgs {
     connection: Connection,
 }
 
-/// One number, or two with a dash between.
+/// Parses a range of lengths: one number, or two with a dash between.
 fn lengths(text: &str) -> Result<(u32, u32), String> {
     let number = |text: &str| text.trim().parse::<u32>().map_err(|e| format!("{text:?}: {e}"));
     let (from, to) = text.split_once('-').unwrap_or((text, text));
@@ -71,27 +73,27 @@ fn lengths(text: &str) -> Result<(u32, u32), String> {
     }
 }
 
-/// What was found for one number of clients.
+/// The findings for one number of clients.
 #[derive(Serialize)]
 struct Level {
     clients: u32,
     requests: usize,
-    /// Tokens of the prompts, and tokens that came.
+    /// Tokens of all prompts.
     prompt_tokens: u64,
     tokens: u64,
     seconds: f64,
     tokens_per_second: f64,
-    /// In ms.
+    /// Times from a prompt to its first token.
     first: Times,
     next: Times,
     longest_gap_ms: f64,
 }
 
-/// Times in ms.
+/// The spread and the 95th percentile of times, in ms.
 #[derive(Serialize)]
 struct Times {
     spread: Spread,
-    /// 95 of 100 are at most this.
+    /// The 95th percentile; NaN without times.
     p95: f64,
 }
 
@@ -113,16 +115,16 @@ struct Findings {
     levels: Vec<Level>,
 }
 
-/// What one stream has seen.
+/// The tokens and times that a client has seen.
 #[derive(Default)]
-struct Seen {
+struct StreamTimes {
     prompt_tokens: u64,
     tokens: u64,
     first: Vec<Duration>,
     next: Vec<Duration>,
 }
 
-/// Numbers that look random, by Marsaglia's xorshift.
+/// A pseudorandom generator: Marsaglia's xorshift.
 #[derive(Clone)]
 struct Draw(u64);
 
@@ -143,7 +145,7 @@ impl Draw {
     }
 }
 
-/// `galaxy bench serve`.
+/// Runs `galaxy bench serve`.
 pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
     let client = args.connection.open().await?;
     let status = client.status().await?;
@@ -160,7 +162,9 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
             "prompts of {} tokens with {} behind them do not fit the context of {}",
             args.prompt.1, args.tokens.1, status.context
         );
-        return Err(Failure::usage(what).todo("lower --prompt or --tokens, or raise cache_rows"));
+        return Err(
+            Failure::usage(what).todo("lower --prompt or --tokens, or raise kv_cache_tokens")
+        );
     }
     // The first request may meet devices that have never run this shape.
     stream(client.clone(), Draw::new(args.seed ^ 1), 1, vocabulary, args.prompt, (4, 4)).await?;
@@ -184,7 +188,7 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
     print(&if args.json { json(&findings)? } else { text(&findings) })
 }
 
-/// So many clients at a time.
+/// Measures a number of concurrent clients.
 async fn level(
     args: &ServeArgs,
     client: &Client,
@@ -197,7 +201,7 @@ async fn level(
         let (client, requests) = (client.clone(), args.requests);
         streams.spawn(stream(client, draw, requests, vocabulary, args.prompt, args.tokens));
     }
-    let mut all = Seen::default();
+    let mut all = StreamTimes::default();
     while let Some(seen) = streams.join_next().await {
         let broke = |e| Failure::new(format!("a client broke off: {e}"));
         let seen = seen.map_err(broke)??;
@@ -220,7 +224,7 @@ async fn level(
     })
 }
 
-/// One client: its prompts one behind another.
+/// One client, which sends its requests one after another.
 async fn stream(
     client: Client,
     mut draw: Draw,
@@ -228,8 +232,8 @@ async fn stream(
     vocabulary: u32,
     prompt: (u32, u32),
     tokens: (u32, u32),
-) -> Result<Seen, Failure> {
-    let mut seen = Seen::default();
+) -> Result<StreamTimes, Failure> {
+    let mut seen = StreamTimes::default();
     for _ in 0..requests {
         let ids: Vec<u32> = (0..draw.of(prompt)).map(|_| draw.below(vocabulary)).collect();
         seen.prompt_tokens += ids.len() as u64;
@@ -257,19 +261,19 @@ async fn stream(
 /// Texts per second of some clients, or of one request with all texts.
 #[derive(Serialize)]
 struct Rate {
-    /// None: one request with all texts.
+    /// The number of clients; none for one request with all texts.
     clients: Option<u32>,
     texts: usize,
     seconds: f64,
     texts_per_second: f64,
-    /// From a request to its vectors, in ms.
+    /// Times from a request to its vectors.
     latency: Times,
 }
 
-/// Ids that any model knows.
+/// Token ids below this one are in the vocabulary of any model.
 const KNOWN: u32 = 90;
 
-/// `galaxy bench serve --embed`.
+/// Runs `galaxy bench serve --embed`.
 async fn embed(args: &ServeArgs, client: &Client, model: &str) -> Result<(), Failure> {
     let texts = |at: u32| -> Vec<Vec<u32>> {
         let mut draw = Draw::new(args.seed.wrapping_add(u64::from(at) << 20));
@@ -354,14 +358,14 @@ fn text(findings: &Findings) -> String {
     format!("{model} on {cluster}: {plan}\n\n{}", table(&rows))
 }
 
-/// The picture's width and height, and what stays free at its left, right, top and bottom.
+/// The width and height of the picture; `MARGIN` is the free space at its left, right, top and bottom.
 const SIZE: (f64, f64) = (760.0, 420.0);
 const MARGIN: (f64, f64, f64, f64) = (70.0, 150.0, 50.0, 50.0);
 
-/// A median and the time that 95 of 100 are within.
+/// Gives the median and the 95th percentile of a level's times, in ms.
 type Line = fn(&Level) -> (f64, f64);
 
-/// Latency over the number of clients: medians as lines, and up from them the times that 95 of 100 are within.
+/// Draws latency over the number of clients as SVG: medians as lines, with bars up to the 95th percentiles.
 fn plot(findings: &Findings) -> String {
     let series: [(&str, &str, Line); 3] = [
         ("first token", "#1b6ca8", |level| (level.first.spread.median, level.first.p95)),

@@ -1,4 +1,4 @@
-//! Who answers: a cluster, or a decoder of this process.
+//! What answers a chat: a cluster, or a decoder of this process.
 
 use crate::{decoder::Generator, failure::Failure};
 use galaxy_client::{Client, GenerateOptions, Generated, Generating, Prompt, Token};
@@ -8,41 +8,42 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Tokens on their way to the terminal.
+/// The most tokens that wait for the terminal.
 const AHEAD: usize = 64;
 
-/// Who answers.
+/// What answers a chat.
 pub enum Backend {
-    /// A cluster, which serves a model of this name,
+    /// A cluster, by its coordinator.
     Cluster {
         client: Box<Client>,
         model: String,
-        /// and whose texts have so many tokens at most.
+        /// The context length: most tokens of a chat with its answer; 0 if nothing is generated
+        /// there.
         context: u32,
     },
-    /// A decoder.
+    /// A decoder of this process.
     Here(Arc<Here>),
 }
 
-/// A decoder of this process.
+/// A decoder of this process, with the name of its model and its context length.
 pub struct Here {
     model: String,
     context: u32,
     generator: Mutex<Generator>,
 }
 
-/// What comes of an answer.
-pub enum Piece {
-    /// A token.
+/// A piece of an answer.
+pub enum AnswerEvent {
+    /// A generated token.
     Token(Token),
-    /// The end, with what was held back of the text.
+    /// The end: why the answer ended, and the rest of its text, which was held back.
     Done { finish: String, text: String },
 }
 
-/// An answer on its way. Dropping it ends it.
+/// An answer that is being generated. Dropping it ends the generation.
 pub enum Answer {
     Cluster(Box<Generating>),
-    Here(mpsc::Receiver<Result<Piece, Failure>>),
+    Here(mpsc::Receiver<Result<AnswerEvent, Failure>>),
 }
 
 impl From<Generator> for Backend {
@@ -54,7 +55,7 @@ impl From<Generator> for Backend {
 }
 
 impl Backend {
-    /// What the model is called.
+    /// The model's name.
     pub fn name(&self) -> &str {
         match self {
             Self::Cluster { model, .. } => model,
@@ -62,7 +63,8 @@ impl Backend {
         }
     }
 
-    /// Most tokens of a chat with its answer; 0 where nobody says.
+    /// The context length: most tokens of a chat with its answer; 0 if the cluster generates
+    /// nothing.
     pub fn context(&self) -> u32 {
         match self {
             Self::Cluster { context, .. } => *context,
@@ -70,7 +72,7 @@ impl Backend {
         }
     }
 
-    /// Asks for the answer to a chat.
+    /// Asks for the answer to a chat, which is given as tokens.
     pub async fn ask(&self, tokens: Vec<u32>, options: GenerateOptions) -> Result<Answer, Failure> {
         match self {
             Self::Cluster { client, .. } => {
@@ -92,37 +94,39 @@ impl Backend {
 }
 
 impl Here {
-    /// Makes an answer to its end, or until nobody takes it any more.
+    /// Generates an answer to its end, or until nobody takes it any more.
     fn generate(
         &self,
         tokens: Vec<u32>,
         options: GenerateOptions,
-        pieces: &mpsc::Sender<Result<Piece, Failure>>,
-    ) -> Result<Piece, Failure> {
+        pieces: &mpsc::Sender<Result<AnswerEvent, Failure>>,
+    ) -> Result<AnswerEvent, Failure> {
         // The answer before may not have ended yet.
         let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
         let task = generator.decoder().settle(tokens, false, options)?;
         let ended = generator.generate(task, &mut |token| match pieces
-            .blocking_send(Ok(Piece::Token(token)))
+            .blocking_send(Ok(AnswerEvent::Token(token)))
         {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         })?;
-        Ok(Piece::Done { finish: ended.finish.to_owned(), text: ended.text })
+        Ok(AnswerEvent::Done { finish: ended.finish.to_owned(), text: ended.text })
     }
 }
 
 impl Answer {
-    /// What comes next.
+    /// Waits for the next piece.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn next(&mut self) -> Result<Piece, Failure> {
+    pub async fn next(&mut self) -> Result<AnswerEvent, Failure> {
         let broke_off = || Failure::new("the answer broke off before its end");
         match self {
             Self::Cluster(generating) => match generating.next().await?.ok_or_else(broke_off)? {
-                Generated::Token(token) => Ok(Piece::Token(token)),
-                Generated::Done(done) => Ok(Piece::Done { finish: done.finish, text: done.text }),
+                Generated::Token(token) => Ok(AnswerEvent::Token(token)),
+                Generated::Done(done) => {
+                    Ok(AnswerEvent::Done { finish: done.finish, text: done.text })
+                }
             },
             Self::Here(coming) => coming.recv().await.ok_or_else(broke_off)?,
         }

@@ -1,4 +1,4 @@
-//! Where a chat's template and tokenizer come from, and who answers it.
+//! Opens the chat template and tokenizer of a chat, and what answers it.
 
 use super::{ChatArgs, answer::Backend};
 use crate::{
@@ -14,7 +14,7 @@ use galaxy_model::gguf_file;
 use galaxy_proto::join::home;
 use std::path::{Path, PathBuf};
 
-/// Opens both.
+/// Opens the chat template with its tokenizer, and the backend that answers.
 pub async fn open(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
     match args.model.clone() {
         Some(model) => here(args, model).await,
@@ -22,7 +22,7 @@ pub async fn open(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
     }
 }
 
-/// In this process.
+/// Loads a model that answers in this process.
 async fn here(args: ChatArgs, model: PathBuf) -> Result<(Chat, Backend), Failure> {
     let loading = tokio::task::spawn_blocking(move || {
         let chat = Chat::open(&model).map_err(model_failure)?;
@@ -34,7 +34,7 @@ async fn here(args: ChatArgs, model: PathBuf) -> Result<(Chat, Backend), Failure
     loaded.map_err(|e| Failure::new(format!("the model was not loaded: {e}")))?
 }
 
-/// By a coordinator.
+/// Connects to a coordinator, and opens the chat template of its model.
 async fn on_cluster(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
     let Source { model, named, connection } = source(&args, home().as_deref())?;
     let client = connection.open().await?;
@@ -50,10 +50,10 @@ async fn on_cluster(args: ChatArgs) -> Result<(Chat, Backend), Failure> {
     Ok((chat, Backend::Cluster { client, model, context }))
 }
 
-/// What says how chats are written for a cluster's model.
+/// The model whose chat template is used, and the connection to the cluster that answers.
 struct Source {
     model: PathBuf,
-    /// Whether somebody named it, or the file that names it.
+    /// Whether an argument named the model, or the cluster file that names it.
     named: bool,
     connection: Connection,
 }
@@ -90,8 +90,8 @@ fn read(file: &Path) -> Result<Cluster, Failure> {
     Cluster::open(file).map_err(|error| Failure::new(error.to_string()).at(file.display()))
 }
 
-/// What to say where chats are written for another model than the one that is served: it may be the same under
-/// another name.
+/// The warning where chats are rendered for a model of another name than the served one; it may be the same model all
+/// the same. `option` is the argument that corrects it.
 pub fn other_model(path: &Path, served: &str, option: &str) -> Option<String> {
     let file = gguf_file(path).unwrap_or_else(|| path.to_owned());
     let differs = file.file_name().is_some_and(|name| *name != *served);

@@ -1,4 +1,4 @@
-//! What a person, or a script, says: a line at a time.
+//! The input of a chat, by a person or a script, a line at a time.
 
 use crate::failure::Failure;
 use std::{
@@ -10,28 +10,28 @@ use tokio::{
     sync::mpsc,
 };
 
-/// Bytes of a line at most.
+/// The most bytes of a line.
 const MAX_BYTES: u64 = 1 << 20;
-/// What stands before a line that is asked for.
+/// The prompt that is shown on a terminal.
 const MARK: &str = "> ";
 
-/// What a line says.
+/// What a line of input means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input<'a> {
-    /// It is empty.
+    /// A line without text.
     Nothing,
-    /// The chat begins anew,
+    /// `/clear`: the chat begins anew.
     Clear,
-    /// or ends.
+    /// `/exit`: the chat ends.
     Exit,
-    /// A command that there is not.
+    /// A command that does not exist.
     Unknown(&'a str),
-    /// It is for the model.
+    /// A message for the model.
     Message(&'a str),
 }
 
 impl<'a> Input<'a> {
-    /// Of a line.
+    /// Parses a line of input.
     pub fn of(line: &'a str) -> Self {
         let line = line.trim();
         let command = line.strip_prefix('/');
@@ -46,24 +46,24 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Lines of stdin, as they come.
+/// The lines of standard input, as they come.
 pub struct Lines {
     terminal: bool,
     coming: Option<mpsc::Receiver<Result<String, Failure>>>,
 }
 
 impl Lines {
-    /// Nothing is read before the first line is asked for.
+    /// The lines of this process; nothing is read before the first one is asked for.
     pub fn begin() -> Self {
         Self { terminal: io::stdin().is_terminal(), coming: None }
     }
 
-    /// Whether a person types them.
+    /// Whether standard input is a terminal, where a person types.
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// The next one; none at the end, or when a person interrupts it.
+    /// The next line; none at the end of the input, or when a person interrupts.
     pub async fn next(&mut self, interrupts: &mut Interrupts) -> Result<Option<String>, Failure> {
         if self.terminal {
             drop(write!(io::stderr(), "{MARK}"));
@@ -80,7 +80,7 @@ impl Lines {
     }
 }
 
-/// Reads on a thread that nobody waits for: a read of a terminal cannot be ended.
+/// Reads lines on a thread that nobody joins, since a read of a terminal cannot be cancelled.
 fn start() -> mpsc::Receiver<Result<String, Failure>> {
     let (lines, coming) = mpsc::channel(1);
     thread::spawn(move || {
@@ -100,7 +100,7 @@ fn start() -> mpsc::Receiver<Result<String, Failure>> {
     coming
 }
 
-/// A line; none at the end.
+/// Reads a line; none at the end of the input.
 fn line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     input.take(MAX_BYTES + 1).read_until(b'\n', &mut bytes)?;
@@ -113,17 +113,17 @@ fn line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok((!text.is_empty()).then_some(text))
 }
 
-/// Ctrl-C of a person. A script is ended by it, as any program.
+/// Ctrl-C by a person. A script is ended by it, as any program is.
 pub struct Interrupts(Option<Signal>);
 
 impl Interrupts {
-    /// Watches for it from now on, if a person is there.
+    /// Watches for Ctrl-C from now on, if a person is there.
     pub fn watch(person: bool) -> Result<Self, Failure> {
         let signal = person.then(|| signal(SignalKind::interrupt())).transpose();
         signal.map(Self).map_err(|e| Failure::new(format!("signals cannot be waited for: {e}")))
     }
 
-    /// Waits for the next one.
+    /// Waits for the next Ctrl-C; for ever where none is watched for.
     ///
     /// # Cancel safety
     /// None is lost.

@@ -1,9 +1,9 @@
-//! Where on the network something lies.
+//! HTTP addresses: those that are asked for, and those that redirects lead to.
 
 use std::fmt::{self, Write};
 use ureq::http::{Uri, uri::Authority};
 
-/// An absolute address of HTTP with a host: what is asked, and what redirects lead to.
+/// An absolute HTTP address with a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address(Uri);
 
@@ -13,10 +13,10 @@ pub enum AddressError {
     /// It cannot be parsed.
     #[error("it cannot be parsed")]
     Form,
-    /// It is no address of HTTP.
+    /// It is no HTTP address.
     #[error("it does not begin with https:// or http://")]
     Scheme,
-    /// Its port is none.
+    /// Its port is no number below 65536.
     #[error("its port is no number below 65536")]
     Port,
     /// It has a user in it, where that is not allowed.
@@ -28,7 +28,7 @@ impl Address {
     /// The address of an endpoint, which a person gave: it may have a user and a password.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the text is no such address.
     pub fn endpoint(text: &str) -> Result<Self, AddressError> {
         let uri: Uri = text.trim_end_matches('/').parse().map_err(|_| AddressError::Form)?;
         if uri.query().is_some() {
@@ -37,7 +37,7 @@ impl Address {
         Self::checked(uri)
     }
 
-    /// What lies below this one at `path`, which begins with `/` and is escaped.
+    /// The address at `path` below this one; `path` begins with `/` and is escaped.
     ///
     /// # Errors
     /// When that is too long.
@@ -98,7 +98,7 @@ impl Address {
         self.at(&format!("{path}{query}"))
     }
 
-    /// The same host, another path.
+    /// The address of another path on the same host.
     fn at(&self, path: &str) -> Result<Self, AddressError> {
         let mut parts = self.0.clone().into_parts();
         parts.path_and_query = Some(path.parse().map_err(|_| AddressError::Form)?);
@@ -115,8 +115,8 @@ impl Address {
         self.scheme() == "https"
     }
 
-    /// Scheme, host and port: who gets a secret that is meant for one of them. Also for messages, since
-    /// it has neither a password nor a signature in it.
+    /// Scheme, host and port, by which it is decided who gets a secret. Also for messages, since it has neither a
+    /// password nor a signature in it.
     pub fn origin(&self) -> Origin {
         let (host, port) = self.0.authority().map_or(("", ""), split_port);
         let usual = if self.is_secure() { 443 } else { 80 };
@@ -149,7 +149,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A text as one part of a path.
+/// Escapes a text as one part of a path.
 pub fn part(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {

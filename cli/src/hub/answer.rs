@@ -1,4 +1,4 @@
-//! What a Hub says, read: the files of a repository, and the headers of its answers.
+//! Parses what a Hub answers: the files of a repository, and headers.
 
 use galaxy_model::files::is_plain;
 use serde::{
@@ -11,13 +11,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// A commit has 40 or 64 digits.
+/// The most digits of a commit, which has 40 or 64.
 const MAX_COMMIT: usize = 64;
-/// Digests have up to 64 digits, and what others name versions by is of that kind.
+/// The most characters of a version. Digests have up to 64 digits, and other names of versions are of that kind.
 const MAX_VERSION: usize = 128;
-/// Of files of a repository; models have some dozens.
+/// The most files of a repository; models have some dozens.
 const MAX_FILES: usize = 100_000;
-/// Of what a Hub says in words, so much is shown.
+/// The most characters that are shown of a Hub's message.
 const MAX_WORDS: usize = 200;
 
 /// A repository at one commit.
@@ -42,10 +42,10 @@ struct Sibling {
 }
 
 impl Listing {
-    /// Reads what a Hub says of a model.
+    /// Parses what a Hub answers about a model.
     ///
     /// # Errors
-    /// In words: what is wrong with it.
+    /// What is wrong with the answer, for people.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         let Info { sha, siblings } = serde_json::from_slice(text)
             .map_err(|error| format!("it says of the model what is not understood ({error})"))?;
@@ -57,7 +57,7 @@ impl Listing {
     }
 }
 
-/// The names of files that are plain, counted before they are kept.
+/// Reads the names of files and keeps those that are plain; too many are refused before they are kept.
 fn plain_names<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeSet<String>, D::Error> {
     struct Names;
 
@@ -97,7 +97,7 @@ pub fn version(etag: &[u8]) -> Option<String> {
     good.then(|| text.to_owned())
 }
 
-/// The digest that a version is, if it is one.
+/// The digest of a file, which its version may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Digest {
     /// SHA-256 of the contents, of files in large file storage.
@@ -107,7 +107,7 @@ pub enum Digest {
 }
 
 impl Digest {
-    /// The digest that `version` has the digits of.
+    /// The digest that `version` is; none if it has not the digits of one.
     pub fn of(version: &str) -> Option<Self> {
         match version.len() {
             64 => digits(version).map(Self::Sha256),
@@ -126,17 +126,17 @@ fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(out)
 }
 
-/// What a `Content-Range` says.
+/// A parsed `Content-Range` header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ContentRange {
-    /// The first byte that comes; none where none does.
+    /// The index of the first byte that comes; none where no bytes come.
     pub from: Option<u64>,
-    /// How many there are in all.
+    /// The bytes of the whole file; none where the header does not say.
     pub total: Option<u64>,
 }
 
 impl ContentRange {
-    /// Reads it.
+    /// Parses the value of the header; none if it is malformed.
     pub fn parse(text: &str) -> Option<Self> {
         let (range, total) = text.trim().strip_prefix("bytes")?.trim_start().split_once('/')?;
         let from = match range.trim() {
@@ -155,7 +155,7 @@ impl ContentRange {
     }
 }
 
-/// A number in digits alone.
+/// Parses a number of digits alone.
 pub fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
@@ -176,7 +176,7 @@ pub fn wait(retry: Option<&str>, limit: Option<&str>, now: SystemTime) -> Option
     retry.or_else(limit)
 }
 
-/// Words of a Hub as they may be shown: of one line, printable, and not many.
+/// A Hub's message as it may be shown: one line of at most `MAX_WORDS` printable ASCII characters.
 pub fn words(text: &[u8]) -> String {
     let shown = |&byte: &u8| if matches!(byte, 0x20..=0x7e) { char::from(byte) } else { '?' };
     text.trim_ascii().iter().take(MAX_WORDS).map(shown).collect()

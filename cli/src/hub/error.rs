@@ -1,4 +1,4 @@
-//! Why something does not come from a Hub.
+//! The errors of downloads from a Hub.
 
 use super::{
     address::{AddressError, Origin},
@@ -10,7 +10,7 @@ use std::{io, path::PathBuf, time::Duration};
 /// passwords and signatures in them.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The endpoint's address is none.
+    /// The endpoint's address is not valid.
     #[error("the address of the Hub cannot be used: {problem}")]
     Endpoint {
         /// What is wrong with it.
@@ -19,16 +19,16 @@ pub enum HubError {
     /// The token has characters that no token has.
     #[error("the token has characters that may not stand in a header")]
     Token,
-    /// The authorities that certificates are checked against cannot be read.
+    /// The certificate authorities cannot be read.
     #[error("no certificates of authorities: {problem}")]
     Authorities {
-        /// Why.
+        /// Why they cannot be read.
         problem: String,
     },
     /// A redirect that is not followed.
     #[error("{from} sends elsewhere, and that is not followed: {problem}")]
     Redirect {
-        /// Who sends.
+        /// The server that redirects.
         from: Origin,
         /// Why it is not followed.
         problem: String,
@@ -36,65 +36,65 @@ pub enum HubError {
     /// The answer is a refusal.
     #[error("{from} answers {status}{words}")]
     Status {
-        /// Who answers.
+        /// The server that answers.
         from: Origin,
-        /// The status.
+        /// The HTTP status of the answer.
         status: u16,
-        /// The Hub's own code for it, or nothing.
+        /// The Hub's own code for the refusal; empty without one.
         code: String,
-        /// What it says in words, after a colon, or nothing.
+        /// The server's message after a colon; empty without one.
         words: String,
-        /// How long it asks to wait.
+        /// How long the server asks to wait, if it does.
         wait: Option<Duration>,
     },
-    /// No connection, since there is no trust.
+    /// The server's certificate is not accepted.
     #[error("the certificate of {from} is not accepted: {why}")]
     Tls {
-        /// Who has it.
+        /// The server with the certificate.
         from: Origin,
-        /// Which kind of fault it is.
+        /// The kind of the fault.
         fault: TlsFault,
-        /// In words.
+        /// The fault in detail, for people.
         why: String,
     },
     /// There is no connection, or it broke off.
     #[error("{from}: {why}")]
     Network {
-        /// Who was asked.
+        /// The server that was asked.
         from: Origin,
-        /// In words.
+        /// What went wrong, for people.
         why: String,
     },
     /// The answer makes no sense.
     #[error("the answer of {from} makes no sense: {problem}")]
     Answer {
-        /// Who answers.
+        /// The server that answers.
         from: Origin,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         problem: String,
     },
-    /// Other bytes than those that were asked for.
+    /// The answer has other bytes than those that were asked for.
     #[error("{from} gives other bytes of {file} than it was asked for")]
     Range {
-        /// Who gives them.
+        /// The server that gives them.
         from: Origin,
-        /// Of which file.
+        /// The file that was asked for.
         file: String,
     },
     /// All bytes came, and they are not those of the file.
     #[error("{file} came with another digest than {from} says that it has")]
     Digest {
-        /// Who says so.
+        /// The Hub that names the digest.
         from: Origin,
-        /// Which file.
+        /// The file with another digest.
         file: String,
     },
     /// The disk does not take what comes.
     #[error("cannot write {path}: {source}")]
     Disk {
-        /// Where.
+        /// The path that cannot be written.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -104,7 +104,7 @@ pub enum HubError {
 pub enum TlsFault {
     /// No authority that is known here issued it.
     Issuer,
-    /// It is not valid yet, or not any more, as the clock of this machine goes.
+    /// It is not valid yet, or not any more, by the clock of this machine.
     Time,
     /// Any other fault.
     Other,
@@ -120,7 +120,7 @@ impl HubError {
         }
     }
 
-    /// What a failed exchange with `from` means.
+    /// The error that a failed exchange with `from` means; `silence` is how long nothing came, if it timed out.
     pub(super) fn of(from: Origin, error: ureq::Error, silence: Duration) -> Self {
         use ureq::Error as E;
         let network = |from, why: &str| Self::Network { from, why: why.to_owned() };

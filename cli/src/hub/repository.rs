@@ -1,10 +1,10 @@
-//! One repository of a Hub: what it has, and its files, one at a time.
+//! One repository of a Hub: lists its files, and downloads them one at a time.
 
 use super::{
     address::{self, Origin},
     answer::Listing,
     error::HubError,
-    part::{PIECE_BYTES, Part, tag},
+    partial_file::{PIECE_BYTES, PartialFile, tag},
     web::{Answer, Patience, Web},
 };
 use std::{
@@ -14,29 +14,29 @@ use std::{
     time::Duration,
 };
 
-/// A repository of thousands of files is listed in some hundred kilobytes.
+/// The most bytes of a listing; thousands of files are listed in some hundred kilobytes.
 const MAX_LISTING_BYTES: usize = 16 << 20;
-/// A file that is no weights; a tokenizer has some dozen megabytes.
+/// The most bytes of a file other than weights; a tokenizer has some dozen megabytes.
 const MAX_OTHER_BYTES: u64 = 1 << 30;
 
-/// Whoever is kept informed while something comes.
+/// An observer of downloads.
 pub trait Watch {
-    /// So many bytes of the file are there.
+    /// Reports that `bytes` bytes of the file are there.
     fn have(&mut self, bytes: u64);
-    /// It is tried again after a while.
+    /// Reports that an attempt failed, and that the next one follows after `pause`.
     fn pauses(&mut self, why: &HubError, pause: Duration);
 }
 
-/// A file of a repository, at one version.
+/// The version and the size of a file in a repository.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct About {
     /// The version, which may be a digest; of a closed alphabet, and nothing to make paths of.
     pub version: String,
-    /// How many bytes it has.
+    /// The size of the file, in bytes.
     pub size: u64,
 }
 
-/// A repository at one commit, with what has come of its files and is not in its place yet.
+/// A repository at one commit, with the directory of its partial downloads.
 pub struct Repository {
     web: Web,
     model: String,
@@ -45,8 +45,8 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// Asks for a model, as ORG/NAME, at a revision: what comes later is of the commit that this is now.
-    /// Keeps what is not whole in the directory `unfinished`. Says which files there are, too.
+    /// Opens a model, as ORG/NAME, at a revision, and lists its files. All files come from the commit that the revision
+    /// is now; partial downloads are kept in the directory `unfinished`.
     ///
     /// # Errors
     /// When the Hub does not answer, or refuses.
@@ -67,20 +67,20 @@ impl Repository {
         Ok((Self { web, model, commit, unfinished: unfinished.to_owned() }, listing))
     }
 
-    /// The commit.
+    /// The commit that files come from.
     pub fn commit(&self) -> &str {
         &self.commit
     }
 
-    /// The Hub that has it.
+    /// The Hub that has the repository.
     pub fn origin(&self) -> Origin {
         self.web.origin()
     }
 
-    /// Which version of a file it has, and how long that is.
+    /// The version and the size of a file.
     ///
     /// # Errors
-    /// When the Hub does not say it.
+    /// When the Hub does not tell them.
     pub fn about(&self, file: &str, watch: &mut impl Watch) -> Result<About, HubError> {
         retried(Retries::new(self.web.patience()), watch, || {
             // Not HEAD: addresses with a signature in them are often signed for GET alone.
@@ -91,8 +91,8 @@ impl Repository {
         })
     }
 
-    /// Brings one file, and says where it lies until it is put in its place. Goes on from what has come of
-    /// it, as long as more comes.
+    /// Downloads one file, and returns its path in the directory of partial downloads. Resumes what an earlier call has
+    /// left, and goes on as long as more comes.
     ///
     /// # Errors
     /// When the Hub does not give it, the disk does not take it, or it is not what the Hub says that it is.
@@ -109,7 +109,7 @@ impl Repository {
             watch.have(about.size);
             return Ok(whole);
         }
-        let mut part = Part::open(self.unfinished.join(format!("{name}.part")), about)?;
+        let mut part = PartialFile::open(self.unfinished.join(format!("{name}.part")), about)?;
         let mut again = false;
         loop {
             watch.have(part.length());
@@ -131,7 +131,7 @@ impl Repository {
     /// Asks until all of a file has come.
     fn fill(
         &self,
-        part: &mut Part,
+        part: &mut PartialFile,
         file: &str,
         about: &About,
         watch: &mut impl Watch,
@@ -149,10 +149,10 @@ impl Repository {
         Ok(())
     }
 
-    /// Asks once, for what is missing.
+    /// Asks once for the bytes that are missing.
     fn append(
         &self,
-        part: &mut Part,
+        part: &mut PartialFile,
         file: &str,
         about: &About,
         watch: &mut impl Watch,
@@ -196,7 +196,7 @@ impl Repository {
         Ok(())
     }
 
-    /// What an answer says of a file. A Hub that names no version has one for each commit.
+    /// The version and the size that an answer gives of a file. Where it gives no version, the commit stands for it.
     fn read_about(&self, file: &str, answer: &Answer) -> Result<About, HubError> {
         let wrong = |problem| HubError::Answer { from: answer.from.clone(), problem };
         let size = answer
@@ -220,7 +220,7 @@ struct Retries {
     patience: Patience,
     failed: u32,
     waited: Duration,
-    /// How often a Hub that is not reached is tried again.
+    /// How often a Hub that cannot be reached is tried again.
     unreached: u32,
 }
 
@@ -229,12 +229,13 @@ impl Retries {
         Self { patience, failed: 0, waited: Duration::ZERO, unreached: patience.retries }
     }
 
-    /// Of the first request: where there is no network nobody wants to wait until that is said.
+    /// The retries of the first request: a Hub that cannot be reached is tried again once at most, so that a missing
+    /// network is reported soon.
     fn of_first(patience: Patience) -> Self {
         Self { unreached: patience.retries.min(1), ..Self::new(patience) }
     }
 
-    /// Waits after a failure, or gives it back if trying again does not help.
+    /// Waits after a failure, or returns it where another attempt does not help or none is left.
     fn after(&mut self, error: HubError, watch: &mut impl Watch) -> Result<(), HubError> {
         let asked = match &error {
             HubError::Status { wait, .. } => *wait,

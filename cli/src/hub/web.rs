@@ -16,23 +16,23 @@ use ureq::{
     tls::{Certificate, RootCerts, TlsConfig},
 };
 
-/// As browsers do it, roughly; the Hub has two at most.
+/// The most redirects of a request, about as many as browsers follow; the Hub has two at most.
 const MAX_REDIRECTS: usize = 10;
-/// Of an answer that is not read, so much is, to use the connection again.
+/// The most bytes that are read of an unwanted answer, so that its connection can be used again.
 const MAX_DRAINED: u64 = 64 << 10;
 
 /// How long a Hub is waited for, and how often it is asked again.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For a connection.
+    /// The longest wait for a connection.
     pub connect: Duration,
-    /// Without a byte of an answer that has begun or should.
+    /// The longest wait for the next byte of an answer.
     pub silence: Duration,
-    /// Attempts of which nothing comes, after the first,
+    /// The most retries in a row that bring nothing.
     pub retries: u32,
-    /// and the pause before the first of them; it doubles.
+    /// The pause before the first retry; it doubles with each.
     pub pause: Duration,
-    /// A Hub that asks to wait longer than this in all is not waited for.
+    /// The longest that pauses may take together, those that the Hub asks for among them; beyond it the download fails.
     pub longest: Duration,
 }
 
@@ -48,41 +48,42 @@ impl Default for Patience {
     }
 }
 
-/// A way to one Hub, and to where it sends us.
+/// An HTTP client for one Hub, and for the servers that it redirects to.
 pub struct Web {
     agent: Agent,
     endpoint: Address,
-    /// What is said to the endpoint, and to nobody else.
+    /// The header with the token, which goes to the endpoint and to no other server.
     authorization: Option<HeaderValue>,
     patience: Patience,
 }
 
-/// An answer, wherever redirects led.
+/// The answer to a request, wherever redirects led.
 pub(super) struct Answer {
-    /// Who gave it.
+    /// The server that gave it.
     pub(super) from: Origin,
     pub(super) status: u16,
-    pub(super) about: Said,
-    /// The bytes of it that come.
+    pub(super) about: FileHeaders,
+    /// The `Content-Range` of the answer, if it has one.
     pub(super) range: Option<ContentRange>,
     pub(super) length: Option<u64>,
     body: BodyReader<'static>,
     silence: Duration,
 }
 
-/// What the answers to one request say of the file. Some Hubs say it with the redirect to it, some after one.
+/// The version and the size of a file, as far as the answers to one request tell them. Some Hubs do so with the
+/// redirect to the file, some after it.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct FileHeaders {
     pub(super) version: Option<String>,
     pub(super) size: Option<u64>,
 }
 
 impl Web {
-    /// A way to the Hub at `endpoint`, by proxies that the environment names, with the authorities that
-    /// this machine trusts.
+    /// A client for the Hub at `endpoint`, with the proxies that the environment names and the certificate authorities
+    /// that this machine trusts.
     ///
     /// # Errors
-    /// When the endpoint is no address, the token none, or certificates cannot be read.
+    /// When the endpoint is no address, the token is not valid, or certificates cannot be read.
     pub fn new(endpoint: &str, token: Option<&str>, patience: Patience) -> Result<Self, HubError> {
         let endpoint =
             Address::endpoint(endpoint).map_err(|problem| HubError::Endpoint { problem })?;
@@ -112,12 +113,12 @@ impl Web {
         Ok(Self { agent: config.into(), endpoint, authorization, patience })
     }
 
-    /// Where the Hub is.
+    /// Scheme, host and port of the Hub.
     pub fn origin(&self) -> Origin {
         self.endpoint.origin()
     }
 
-    /// How long it is waited for.
+    /// How long the Hub is waited for.
     pub(super) fn patience(&self) -> Patience {
         self.patience
     }
@@ -132,7 +133,7 @@ impl Web {
         let mut address =
             self.endpoint.below(path).map_err(|problem| HubError::Endpoint { problem })?;
         let mut authorization = self.authorization.as_ref();
-        let mut said = Said::default();
+        let mut said = FileHeaders::default();
         for _ in 0..=MAX_REDIRECTS {
             let from = address.origin();
             // Whoever is somewhere else on the way chooses the rest of it.
@@ -171,12 +172,12 @@ impl Web {
         request.call()
     }
 
-    /// What an answer that is no redirect comes to.
+    /// Makes an [`Answer`] of a response that is no redirect, or an error of its status.
     fn finish(
         &self,
         from: Origin,
         answer: Response<Body>,
-        mut about: Said,
+        mut about: FileHeaders,
     ) -> Result<Answer, HubError> {
         let status = answer.status().as_u16();
         let headers = answer.headers();
@@ -206,7 +207,7 @@ impl Web {
         })
     }
 
-    /// Says with a failure that there is a proxy between.
+    /// The error of a failed exchange; it names the proxy between, if there is one.
     fn failed(&self, address: &Address, error: ureq::Error) -> HubError {
         let mut failed = HubError::of(address.origin(), error, self.patience.silence);
         let proxy = self.agent.config().proxy();
@@ -220,7 +221,7 @@ impl Web {
 }
 
 impl Answer {
-    /// Reads more of it; nothing at its end.
+    /// Reads more of the body; returns 0 at its end.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, HubError> {
         loop {
             match self.body.read(into) {
@@ -233,7 +234,7 @@ impl Answer {
         }
     }
 
-    /// All of it, if that is not more than `limit` bytes.
+    /// Reads the whole body, of at most `limit` bytes.
     pub(super) fn whole(&mut self, limit: usize) -> Result<Vec<u8>, HubError> {
         let (mut all, mut piece) = (Vec::new(), vec![0; 16 << 10]);
         loop {
@@ -248,15 +249,15 @@ impl Answer {
         }
     }
 
-    /// Leaves the rest of it.
+    /// Gives up the rest of the body; a short one is read, so that its connection can be used again.
     pub(super) fn leave(self) {
         drain(self.length, self.body);
     }
 }
 
-impl Said {
-    /// What is said of the file that a redirect leads to has precedence, and of that what is said first: it
-    /// is the Hub that knows digests, and not who keeps the bytes for it.
+impl FileHeaders {
+    /// Takes the version and the size that headers give of a linked file, unless an earlier answer gave them: the Hub
+    /// knows digests, and the server that stores the bytes for it does not.
     fn hear(&mut self, headers: &HeaderMap) {
         let version = |name: &str| answer::version(headers.get(name)?.as_bytes());
         let size = |name: &str| answer::number(headers.get(name)?.to_str().ok()?);
@@ -265,7 +266,7 @@ impl Said {
     }
 }
 
-/// Where an answer sends us.
+/// The location that an answer redirects to, if it does.
 fn redirect(answer: &Response<Body>) -> Option<&HeaderValue> {
     use StatusCode as S;
     let sends = [
@@ -297,8 +298,8 @@ fn drain(length: Option<u64>, mut body: BodyReader<'_>) {
     }
 }
 
-/// The authorities of this machine or of SSL_CERT_FILE and SSL_CERT_DIR: a mirror inside a network may
-/// have one of its own. A machine that has none gets those that we bring.
+/// The certificate authorities of this machine, or of SSL_CERT_FILE and SSL_CERT_DIR: a mirror inside a network may
+/// have one of its own. A machine that has none gets the built-in ones.
 fn authorities() -> Result<RootCerts, HubError> {
     let found = rustls_native_certs::load_native_certs();
     let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"];

@@ -1,12 +1,12 @@
-//! What programs are answered that ask for text, as OpenAI's API has it.
+//! Answers to programs that ask for text, as OpenAI's API has them.
 
 use serde_json::{Value, json};
 
-/// Tokens that went in and came out.
+/// The numbers of tokens of prompts and of answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     pub prompt: u64,
-    /// How many of the prompt's were in the KV cache already.
+    /// Tokens of prompts whose rows were in the KV cache already.
     pub cached: u64,
     pub made: u64,
 }
@@ -23,20 +23,20 @@ impl Usage {
     }
 }
 
-/// What texts are told as.
+/// The form of an answer: that of completions, or of chats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     Completion,
     Chat,
 }
 
-/// The words around the texts of one request.
+/// The fields that all objects of one answer share.
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub form: Form,
-    /// The coordinator's number of its first text.
+    /// The coordinator's number of the first sequence's request.
     pub request: u64,
-    /// Seconds since 1970.
+    /// When the answer began, in seconds since 1970.
     pub created: u64,
     pub model: String,
 }
@@ -58,13 +58,13 @@ impl Frame {
         answer
     }
 
-    /// What a stream begins with; only chats have that.
+    /// The first chunk of a stream; only chats have one.
     pub fn begin(&self) -> Option<Value> {
         let delta = json!({ "role": "assistant", "content": "" });
         (self.form == Form::Chat).then(|| self.chunk(0, delta, None))
     }
 
-    /// A piece of text `index`, if it is not empty.
+    /// A chunk with a piece of text `index`; none if the piece is empty.
     pub fn piece(&self, index: usize, text: &str) -> Option<Value> {
         let what = match self.form {
             Form::Completion => text.into(),
@@ -73,7 +73,7 @@ impl Frame {
         (!text.is_empty()).then(|| self.chunk(index, what, None))
     }
 
-    /// The end of text `index`.
+    /// The last chunk of text `index`, with why it ends.
     pub fn end(&self, index: usize, finish: &str) -> Value {
         match self.form {
             Form::Completion => self.chunk(index, "".into(), Some(finish)),
@@ -81,7 +81,7 @@ impl Frame {
         }
     }
 
-    /// What all of it took.
+    /// The last chunk of a stream, with the tokens of the whole answer.
     pub fn usage(&self, usage: Usage) -> Value {
         let mut answer = self.around(Vec::new(), true);
         answer["usage"] = usage.json();

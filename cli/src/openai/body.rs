@@ -6,13 +6,13 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value, error::Category};
 use std::io::{ErrorKind, Write};
 
-/// Characters of a value that a message repeats.
+/// The most characters of a value that a message repeats.
 const SHORT: usize = 40;
 
-/// The whole body, which must be an object.
+/// Parses the body of a request, which must be an object.
 ///
 /// # Errors
-/// When it is none.
+/// When it is no JSON, or no object.
 pub fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     if bytes.trim_ascii().is_empty() {
         return Err(ApiError::bad("the request has no body: send a JSON object"));
@@ -53,12 +53,12 @@ pub struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// The whole body.
+    /// The whole body of a request.
     pub fn new(map: &'a Map<String, Value>) -> Self {
         Self { path: String::new(), map }
     }
 
-    /// A field; `null` is the same as absent.
+    /// The field of this name; `null` is the same as absent.
     pub fn get(&self, name: &str) -> Field<'a> {
         let path = match self.path.as_str() {
             "" => name.to_owned(),
@@ -91,7 +91,7 @@ impl<'a> Field<'a> {
         &self.path
     }
 
-    /// The error that it is not what it `takes`.
+    /// The error of a field that is not what it `takes`.
     pub fn wrong(&self, takes: &str) -> ApiError {
         let path = &self.path;
         let message = match self.value {
@@ -117,18 +117,18 @@ impl<'a> Field<'a> {
         self.value.map(|value| read(value).ok_or_else(|| self.wrong(takes))).transpose()
     }
 
-    /// A text.
+    /// The field as a text.
     pub fn text(&self) -> Result<Option<&'a str>, ApiError> {
         self.read("a text", Value::as_str)
     }
 
-    /// True or false.
+    /// The field as true or false.
     pub fn flag(&self) -> Result<Option<bool>, ApiError> {
         self.read("true or false", Value::as_bool)
     }
 
-    /// A whole number of at least `from`: what is negative counts as 0, and more than `u32` holds as the most
-    /// that it holds.
+    /// The field as a whole number of at least `from`: what is negative counts as 0, and more than `u32` holds as the
+    /// most that it holds.
     pub fn count(&self, from: i64) -> Result<Option<u32>, ApiError> {
         self.read(&format!("a whole number of at least {from}"), |value| {
             let number = value.as_i64().or_else(|| value.as_u64().map(|_| i64::MAX))?;
@@ -136,24 +136,24 @@ impl<'a> Field<'a> {
         })
     }
 
-    /// A whole number of 64 bits, with or without a sign.
+    /// The field as a whole number of 64 bits, with or without a sign.
     pub fn seed(&self) -> Result<Option<u64>, ApiError> {
         self.read("a whole number of 64 bits", |value| {
             value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned))
         })
     }
 
-    /// A whole number of 32 bits, with or without a sign.
+    /// The field as a signed whole number of 32 bits.
     pub fn whole(&self) -> Result<Option<i32>, ApiError> {
         self.read("a whole number of 32 bits", |value| i32::try_from(value.as_i64()?).ok())
     }
 
-    /// A number.
+    /// The field as a finite number.
     pub fn number(&self) -> Result<Option<f32>, ApiError> {
         self.read("a number", |value| Some(value.as_f64()? as f32).filter(|n| n.is_finite()))
     }
 
-    /// A list, as its elements.
+    /// The elements of the field, which is a list.
     pub fn list(
         &self,
         takes: &str,
@@ -182,18 +182,18 @@ impl<'a> Field<'a> {
         list.iter().enumerate().map(element).collect::<Result<_, _>>().map(Some)
     }
 
-    /// A list of token ids.
+    /// The field as a list of token ids.
     pub fn ids(&self, takes: &str) -> Result<Option<Vec<u32>>, ApiError> {
         self.each((takes, "a token id"), |value| u32::try_from(value.as_u64()?).ok())
     }
 
-    /// An object.
+    /// The field as an object.
     pub fn object(&self, takes: &str) -> Result<Option<Object<'a>>, ApiError> {
         let map = self.read(takes, Value::as_object)?;
         Ok(map.map(|map| Object { path: self.path.clone(), map }))
     }
 
-    /// A text, or a list of texts.
+    /// The field as a list of texts; a single text is a list of one.
     pub fn texts(&self, takes: &str) -> Result<Option<Vec<String>>, ApiError> {
         match self.value {
             Some(Value::String(text)) => Ok(Some(vec![text.clone()])),

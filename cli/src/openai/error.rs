@@ -32,12 +32,12 @@ impl ApiError {
         Self { status, code, message, param: None, retryable: false }
     }
 
-    /// The request is at fault.
+    /// The error of a request that is at fault.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
     }
 
-    /// It asks for what is not there.
+    /// The error of a request for what is not supported.
     pub fn unsupported(what: &str) -> Self {
         let message = format!("{what} is not supported; leave it out");
         Self::new(StatusCode::BAD_REQUEST, "unsupported", message)
@@ -48,7 +48,8 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// What the coordinator says of a text, or of settings, is about the field that it came in.
+    /// Names the field at fault in an error of the coordinator: `field` for texts, or the setting
+    /// that the message begins with.
     pub fn about(self, field: &str) -> Self {
         match self.code.as_str() {
             "text_too_long" | "empty_text" | "unknown_token" | "too_many_texts" => self.of(field),
@@ -60,7 +61,7 @@ impl ApiError {
         }
     }
 
-    /// As clients find it in a body, or among the events of a stream.
+    /// The error as JSON, for a body or for an event of a stream.
     pub fn body(&self) -> Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",

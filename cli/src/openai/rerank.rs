@@ -1,4 +1,4 @@
-//! What programs ask of cross-encoders, as Cohere's and Jina's APIs have it.
+//! Requests to cross-encoders, as Cohere's and Jina's APIs have them.
 
 use super::{
     body::{Field, Object, parse},
@@ -7,20 +7,20 @@ use super::{
 use galaxy_client::Ranking;
 use serde_json::{Value, json};
 
-/// `POST /v1/rerank`.
+/// The body of `POST /v1/rerank`.
 #[derive(Debug)]
 pub struct RerankRequest {
-    /// What the documents are to answer.
+    /// The query that documents are ranked by.
     pub query: String,
-    /// Texts, at least one.
+    /// The texts to rank, at least one.
     pub documents: Vec<String>,
     /// The model that is asked for, if any is.
     pub model: Option<String>,
-    /// Cut texts that are too long instead of refusing them.
+    /// Whether texts that are too long are cut instead of refused.
     pub truncate: bool,
-    /// So many of the best are told; without it all.
+    /// How many of the best documents the answer has; all if absent.
     top: Option<u32>,
-    /// Whether the texts are told, too.
+    /// Whether results have the texts of documents, too.
     texts: bool,
 }
 
@@ -49,7 +49,8 @@ impl RerankRequest {
         })
     }
 
-    /// `{"results": [{"index": 1, "relevance_score": 0.9}], ...}`, the best first.
+    /// The answer as JSON: `{"results": [{"index": 1, "relevance_score": 0.9}], ...}`, the best
+    /// first.
     pub fn answer(&self, model: &str, ranking: &Ranking) -> Value {
         let most = self.top.map_or(usize::MAX, |top| top as usize);
         let results = ranking.ranked.iter().take(most).map(|ranked| {

@@ -1,5 +1,5 @@
-//! What programs ask, as OpenAI's API has it. Each field is read with `null` as absent, and one that would change
-//! the answer and is not carried out is refused by its name.
+//! Requests of programs, as OpenAI's API has them. Each field is read with `null` as absent, and one that would change
+//! the answer and is not supported is refused by its name.
 
 use super::{
     body::{Field, Object, parse},
@@ -12,17 +12,17 @@ use galaxy_client::{Fallback, GenerateOptions, Prompt, SamplingParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Tokens of `/v1/completions`, if nobody says how many.
+/// The most tokens of `/v1/completions`, if neither the request nor the model says how many.
 const MAX_TOKENS: u32 = 16;
-/// The temperature of OpenAI's API, if nobody says another.
+/// The temperature of OpenAI's API, if neither the request nor the model gives another.
 const TEMPERATURE: f32 = 1.0;
-/// Prompts of one request, which are answered one after another.
+/// The most prompts of one request; they are answered one after another.
 const MAX_PROMPTS: usize = 64;
 
 /// What a prompt may be.
 const PROMPTS: &str = "a text, a list of texts, a list of token ids, or a list of those";
 
-/// Parameters of texts that would change the answer and are not carried out: the values that ask for nothing, as
+/// Parameters of generation that would change the answer and are not supported: the values that ask for nothing, as
 /// JSON, and why others are refused. They are OpenAI's, then those that vLLM and llama.cpp add to them.
 const NOT_DONE: &[(&str, &[&str], &str)] = &[
     ("n", &["1"], "one choice is made of each prompt"),
@@ -68,54 +68,54 @@ const NOT_DONE: &[(&str, &[&str], &str)] = &[
     ("documents", &["[]"], "documents are not put into chats"),
 ];
 
-/// The same, of vectors.
+/// Parameters of embeddings that are not supported, with the columns of `NOT_DONE`.
 const NOT_DONE_OF_VECTORS: &[(&str, &[&str], &str)] =
     &[("truncate_prompt_tokens", &[], "texts are cut to what the model takes, with truncate")];
 
-/// `POST /v1/completions`.
+/// The body of `POST /v1/completions`.
 #[derive(Debug)]
 pub struct CompletionRequest {
-    /// Texts or their tokens, none empty.
+    /// The prompts, as texts or token ids; none is empty.
     pub prompts: Vec<Prompt>,
-    /// How they go on.
+    /// What the request asks besides its prompts.
     pub choice: Choice,
 }
 
-/// `POST /v1/chat/completions`.
+/// The body of `POST /v1/chat/completions`.
 #[derive(Debug)]
 pub struct ChatRequest {
-    /// What was said.
+    /// The messages of the chat so far.
     pub messages: Vec<Message>,
-    /// For the template, like `{"enable_thinking": false}`.
+    /// Arguments for the chat template, like `{"enable_thinking": false}`.
     pub chat_template_kwargs: TemplateArguments,
-    /// How it goes on.
+    /// What the request asks besides its messages.
     pub choice: Choice,
 }
 
-/// `POST /v1/embeddings`.
+/// The body of `POST /v1/embeddings`.
 #[derive(Debug)]
 pub struct EmbeddingRequest {
-    /// What vectors are made of.
+    /// The texts to embed.
     pub input: EmbeddingInput,
     /// The model that is asked for, if any is.
     pub model: Option<String>,
-    /// Values of each vector, if not as many as the model's have.
+    /// The length of each vector; that of the model's if absent.
     pub dimensions: Option<u32>,
-    /// Cut texts that are too long instead of refusing them.
+    /// Whether texts that are too long are cut instead of refused.
     pub truncate: bool,
     base64: bool,
 }
 
-/// What vectors are made of.
+/// What a request embeds.
 #[derive(Clone, PartialEq, Debug)]
 pub enum EmbeddingInput {
-    /// Texts.
+    /// Texts, which the coordinator tokenises.
     Texts(Vec<String>),
     /// The token ids of texts.
     Ids(Vec<Vec<u32>>),
 }
 
-/// What a request for text says besides its prompt.
+/// What a request for text asks besides its prompt.
 #[derive(Debug)]
 pub struct Choice {
     /// The model that is asked for, if any is.
@@ -124,7 +124,7 @@ pub struct Choice {
     pub stream: bool,
     /// Whether the last event of a stream says how many tokens there were.
     pub usage: bool,
-    /// How tokens are chosen.
+    /// How much is generated, and how tokens are sampled.
     pub options: GenerateOptions,
 }
 
@@ -159,7 +159,7 @@ impl ChatRequest {
     /// # Errors
     /// When it cannot be answered.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
-        /// What templates get, as it was sent: the order of its keys is what they show.
+        /// What templates get, with its keys in the order in which they were sent, since templates show it.
         #[derive(Deserialize)]
         struct Chat {
             messages: Vec<Message>,
@@ -204,7 +204,7 @@ impl EmbeddingRequest {
         })
     }
 
-    /// `{"object": "list", "data": [...], ...}`.
+    /// The answer as JSON: `{"object": "list", "data": [...], ...}`.
     pub fn answer(&self, model: &str, vectors: &[Vec<f32>], tokens: u64) -> Value {
         let data = vectors.iter().enumerate().map(|(index, vector)| {
             let embedding = match self.base64 {
@@ -223,7 +223,7 @@ impl EmbeddingRequest {
 }
 
 impl Choice {
-    /// With so many tokens at most, if neither the request nor the model says how many; 0: as many as there is
+    /// Reads the fields. `max_tokens` holds if neither the request nor the model says how many; 0: as many as there is
     /// room for.
     fn read(request: &Object<'_>, max_tokens: u32) -> Result<Self, ApiError> {
         refuse(request, NOT_DONE)?;
@@ -248,7 +248,7 @@ impl Choice {
     }
 }
 
-/// Refuses what would be answered wrongly.
+/// Refuses parameters that are not supported, with values that would change the answer.
 fn refuse(request: &Object<'_>, not_done: &[(&str, &[&str], &str)]) -> Result<(), ApiError> {
     for (name, asks_nothing, why) in not_done {
         let field = request.get(name);
@@ -285,7 +285,7 @@ fn sampling(request: &Object<'_>) -> Result<SamplingParams, ApiError> {
         seed: request.get("seed").seed()?,
         logprobs: 0,
     };
-    // What of it the vocabulary has is for the coordinator to say.
+    // Token ids are checked against the vocabulary by the coordinator.
     match params.clone().complete(0).checked(u32::MAX) {
         Ok(_) => Ok(params),
         Err(error) => Err(ApiError::bad(error.to_string()).of(error.parameter())),

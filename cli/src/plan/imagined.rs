@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// The model's directory, from where the file is;
+    /// The model's directory, relative to the file; given instead of `shape`.
     model: Option<PathBuf>,
-    /// or a well-known shape.
+    /// The name of a well-known shape, given instead of `model`.
     shape: Option<String>,
     strategy: Option<String>,
     lengths: Option<Vec<u32>>,
@@ -32,7 +32,8 @@ struct File {
     generate: Option<u32>,
     max_rows: Option<u32>,
     tiles: Option<u16>,
-    weights: Option<String>,
+    #[serde(alias = "weights")]
+    weight_streaming: Option<String>,
     #[serde(default)]
     lossy: bool,
     #[serde(default)]
@@ -44,20 +45,20 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Device {
     name: String,
-    /// So many of them, numbered from 1.
+    /// The number of such devices, whose names are numbered from 1; one without a number if absent.
     count: Option<u32>,
-    /// 10^9 operations per second in products.
+    /// The rate of matrix products, in 10^9 operations per second.
     gflops: f64,
-    /// 10^9 bytes per second.
+    /// The rate at which it reads memory, in 10^9 bytes per second.
     memory_bandwidth: f64,
     memory: String,
-    /// Of its network interface, each way.
+    /// The rate of its network interface, each way, like `1Gbit/s`.
     rate: String,
-    /// From it to the switch.
+    /// The latency from it to the switch, like `0.1ms`.
     latency: String,
 }
 
-/// Reads such a file.
+/// Reads the file of `--simulate`.
 pub(super) fn read(file: &Path) -> Result<Case, Failure> {
     let wrong = |what: String| Failure::new(what).at(file.display());
     let text = std::fs::read_to_string(file).map_err(|e| wrong(format!("cannot be read: {e}")))?;
@@ -85,7 +86,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         return Err(format!("texts = {texts} is out of range: 1 to {MAX_TEXTS}"));
     }
     let strategy = file.strategy.as_deref().unwrap_or("auto").parse::<Strategy>();
-    let reading = file.weights.as_deref().map_or(Ok(Reading::Auto), str::parse);
+    let reading = file.weight_streaming.as_deref().map_or(Ok(Reading::Auto), str::parse);
     let mut devices: Vec<SyntheticDevice> = Vec::new();
     for device in &file.device {
         for one in device.each()? {
@@ -109,7 +110,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         offers: devices.iter().map(offer).collect(),
         profile: synthetic::profile(&spec, &shape, formats.most(), &devices),
         workload: Workload {
-            made: file.generate.unwrap_or(0),
+            generated: file.generate.unwrap_or(0),
             texts,
             lengths: lengths.into_iter().map(|length| (length, 1.0)).collect(),
             wanted: wanted(&spec, None),
@@ -157,7 +158,7 @@ fn model(file: &File, base: &Path) -> Result<(ModelSpec, Formats, String), Strin
 }
 
 impl Device {
-    /// One, or as many as its count says.
+    /// The devices that the entry describes: one, or as many as its count says.
     fn each(&self) -> Result<Vec<SyntheticDevice>, String> {
         let of = |key: &str, why: String| format!("device {:?}: {key}: {why}", self.name);
         for (key, value) in [("gflops", self.gflops), ("memory_bandwidth", self.memory_bandwidth)] {

@@ -1,4 +1,4 @@
-//! Plans in words and as JSON.
+//! Plans as text for people, and as JSON.
 
 use crate::{
     milliseconds,
@@ -15,7 +15,7 @@ use galaxy_planner::{Planned, PlanningError, Workload};
 use serde_json::{Value, json};
 use std::{fmt::Write as _, time::Duration};
 
-/// Nanoseconds of a prediction as people read them.
+/// Nanoseconds of a prediction as milliseconds, for people.
 fn ms(nanos: f64) -> String {
     milliseconds(Duration::from_nanos(nanos.max(0.0) as u64))
 }
@@ -27,7 +27,7 @@ fn span<U: Unit>(span: Span<U>) -> String {
     }
 }
 
-/// What the workload is, in words: so many texts at once.
+/// The workload as a phrase: `count` texts at once, with their lengths.
 fn texts(workload: &Workload, count: u32) -> String {
     let lengths: Vec<String> = workload.lengths.iter().map(|(n, _)| n.to_string()).collect();
     match (&lengths[..], count) {
@@ -38,7 +38,7 @@ fn texts(workload: &Workload, count: u32) -> String {
     }
 }
 
-/// From a device to another.
+/// The two ends of a link: from the first device to the second.
 type Pair<'a> = (&'a DeviceName, &'a DeviceName);
 
 /// A plan with its reasons, for people.
@@ -50,14 +50,14 @@ pub fn planned(
 ) -> String {
     let Planned { plan, prediction, search, .. } = planned;
     let predicted = ms(prediction.latency);
-    // Where tokens are made, texts come one by one.
+    // Where tokens are generated, texts come one by one.
     let count = if prediction.token > 0.0 { 1 } else { workload.texts };
     let mut out = format!("{}: {predicted} predicted for {}", planned.what, texts(workload, count));
     if count > 1 {
         let _ = write!(out, ", {:.1} texts/s", f64::from(count) * 1e9 / prediction.latency);
     }
     if prediction.token > 0.0 {
-        let (made, rate) = (workload.made, 1e9 / prediction.token);
+        let (made, rate) = (workload.generated, 1e9 / prediction.token);
         let _ = write!(out, " and {made} tokens made for each, {rate:.1} tokens/s");
     }
     out.push('\n');
@@ -127,7 +127,7 @@ pub fn planned(
     out
 }
 
-/// A word on links between devices of the plan that share a medium, if any do.
+/// A sentence on links between devices of the plan that share a medium; empty if none do.
 pub fn shared(planned: &Planned, links: &[LinkProfile]) -> String {
     let ring = &planned.plan.ring;
     let named = |name: &DeviceName| ring.iter().any(|device| device.name == *name);
@@ -143,7 +143,7 @@ pub fn shared(planned: &Planned, links: &[LinkProfile]) -> String {
     }
 }
 
-/// Devices by why they were left out, in the order of the first of each.
+/// Devices grouped by why they were left out, in the order of the first of each group.
 fn grouped(left_out: &[(DeviceName, String)]) -> Vec<(&str, Vec<&str>)> {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
     for (name, why) in left_out {
@@ -155,7 +155,7 @@ fn grouped(left_out: &[(DeviceName, String)]) -> Vec<(&str, Vec<&str>)> {
     groups
 }
 
-/// Names, as many as one reads.
+/// The first names of a list, and how many more there are.
 fn listed(names: &[&str]) -> String {
     const READ: usize = 6;
     match names.len() {
@@ -184,7 +184,8 @@ fn weights(
     all
 }
 
-/// What weights would take that were rounded as they are read, where they are not in few bits already.
+/// A sentence on what weights would take if they were rounded as they are read; empty where some are quantised already,
+/// or nothing would be saved.
 fn smaller(planned: &Planned, (graph, formats): (&OperatorGraph, &Formats)) -> String {
     let all = |formats: &Formats| -> u64 {
         let ring = planned.plan.ring.iter();
@@ -205,7 +206,7 @@ fn smaller(planned: &Planned, (graph, formats): (&OperatorGraph, &Formats)) -> S
     )
 }
 
-/// Who does what, and the memory for it.
+/// A table of what each device computes, and of the memory for it.
 fn parts(planned: &Planned, of: (&OperatorGraph, &Formats)) -> String {
     let stages = planned.plan.layout == Layout::Stages;
     let head = [
@@ -252,7 +253,7 @@ fn parts(planned: &Planned, of: (&OperatorGraph, &Formats)) -> String {
     table(&rows)
 }
 
-/// What each does meanwhile.
+/// A table of where each device's time goes, and of the bytes that it sends and receives.
 fn times(planned: &Planned) -> String {
     let mut rows =
         vec![row(["device", "computes", "of it for links", "waits", "sends", "receives"])];
@@ -265,7 +266,7 @@ fn times(planned: &Planned) -> String {
     table(&rows)
 }
 
-/// What devices read from disk, if any does.
+/// A table of what devices read from disk; none if none reads.
 fn reading(planned: &Planned, (spec, formats): (&ModelSpec, &Formats)) -> Option<String> {
     let head = ["device", "weights that stay", "buffer", "read each time", "loaders", "stalls"];
     let mut rows = vec![row(head)];
@@ -277,7 +278,7 @@ fn reading(planned: &Planned, (spec, formats): (&ModelSpec, &Formats)) -> Option
             kept.to_string(),
             streaming.buffer.to_string(),
             read.to_string(),
-            streaming.agents.to_string(),
+            streaming.loaders.to_string(),
             ms(share.stalled),
         ]);
     }
@@ -318,7 +319,7 @@ pub fn planned_json(planned: &Planned, unlinked: &[Pair<'_>]) -> Value {
             "waiting_ms": share.map(|s| s.waiting / 1e6),
             "stalled_ms": share.map(|s| s.stalled / 1e6),
             "streaming": device.streaming.as_ref().map(|streaming| json!({
-                "buffer_bytes": streaming.buffer.0, "loaders": streaming.agents,
+                "buffer_bytes": streaming.buffer.0, "loaders": streaming.loaders,
             })),
             "bytes_sent": share.map(|s| s.sent),
             "bytes_received": share.map(|s| s.received),

@@ -1,4 +1,4 @@
-//! What of a model is in its directory, and which version of each file.
+//! The directory of a pulled model: which files are there, and in which versions.
 
 use super::{super::failure::Failure, files, unwritten};
 use std::{
@@ -8,31 +8,32 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where what is not whole yet is kept, inside of where the model goes.
+/// The folder of partial downloads, inside the model's directory.
 const UNFINISHED: &str = ".pull";
 /// The file beside a model that says which version of each file was brought.
 const VERSIONS: &str = ".galaxy-pulled";
-/// Held by the pull that writes there.
+/// The lock file, which the pull that writes there holds.
 const LOCK: &str = "lock";
-/// The notes have a line for each file.
+/// The most bytes that are read of the file of versions, which has an entry for each file.
 const MAX_VERSIONS_BYTES: u64 = 4 << 20;
 
-/// A directory that a model is brought into. What has changed since is brought again, and nothing else.
+/// A directory that a model is pulled into. What has changed since is pulled again, and nothing else.
 pub(super) struct Installed {
     to: PathBuf,
     unfinished: PathBuf,
     versions: BTreeMap<String, String>,
     /// Whether there was no such directory before.
     made: bool,
-    /// Held as long as we write here.
+    /// The lock, held as long as this pull writes here.
     _lock: File,
 }
 
 impl Installed {
-    /// Makes a directory, and reads what is known of it. What cannot be read says nothing.
+    /// Creates and locks a directory, and reads the versions of its files. A file of versions that cannot be read
+    /// counts as empty.
     ///
     /// # Errors
-    /// When it cannot be written, or another pull is about to.
+    /// When the directory cannot be written, or another pull writes there.
     pub(super) fn open(to: &Path) -> Result<Self, Failure> {
         let (unfinished, made) = (to.join(UNFINISHED), !to.exists());
         let folders = fs::create_dir_all(to).and_then(|()| make_folder(&unfinished));
@@ -53,17 +54,17 @@ impl Installed {
         Ok(Self { to: to.to_owned(), unfinished, versions, made, _lock: lock })
     }
 
-    /// Where what is not whole yet is kept.
+    /// The folder of partial downloads.
     pub(super) fn unfinished(&self) -> &Path {
         &self.unfinished
     }
 
-    /// Where a file is.
+    /// The path of a file in the directory.
     pub(super) fn path(&self, file: &str) -> PathBuf {
         self.to.join(file)
     }
 
-    /// Whether a file is there, and not by a pull.
+    /// Whether a file is there that no pull has brought.
     pub(super) fn is_foreign(&self, file: &str) -> bool {
         !self.versions.contains_key(file) && self.path(file).is_file()
     }
@@ -73,8 +74,8 @@ impl Installed {
         self.versions.get(file).is_some_and(|v| v == version) && self.path(file).is_file()
     }
 
-    /// Puts files in their places: their names, versions, and where they are now. What was there gives
-    /// way at once, and is never half of one version. `all` are the files of the model.
+    /// Moves new files, given by name, version and present path, into their places. What was there gives way at once,
+    /// and is never half of one version. Pulled files that are not among `all`, those of the model, are removed.
     ///
     /// # Errors
     /// When one cannot be put there. Pulling again goes on.
@@ -91,7 +92,7 @@ impl Installed {
         fs::remove_dir_all(&self.unfinished).map_err(|error| unwritten(&self.unfinished, &error))
     }
 
-    /// Puts a file in its place, and notes that it is there.
+    /// Moves a file into its place, and notes its version.
     fn put(&mut self, file: &str, version: String, bytes: &Path) -> io::Result<()> {
         // If we are ended in the middle it is brought again.
         self.versions.insert(file.to_owned(), String::new());
@@ -102,7 +103,7 @@ impl Installed {
         self.write()
     }
 
-    /// Removes what was brought and is no part of the model any more.
+    /// Removes files that were pulled and are no part of the model any more.
     fn remove_others(&mut self, all: &[String]) -> io::Result<()> {
         let known = self.versions.keys().filter(|file| !all.contains(file));
         for file in known.cloned().collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! What a Hub, or the way to it, refuses, in the words of the command: what, where, what to do.
+//! The failures of a pull, for people: what went wrong, where, what to do.
 
 use crate::failure::Failure;
 use galaxy_cli::hub::{HubError, TlsFault};
@@ -6,14 +6,14 @@ use std::{fmt, path::Path, time::Duration};
 
 const KEPT: &str = "what has come is kept";
 
-/// A directory that cannot be written.
+/// The failure of a path that cannot be written.
 pub(super) fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("cannot write: {error}"))
         .at(path.display())
         .todo(format!("make room, or choose another place with --to; {KEPT}"))
 }
 
-/// What the Hub refuses of a model at a revision.
+/// The failure of a pull of a model at a revision.
 pub(super) fn refused(error: &HubError, model: &str, revision: &str) -> Failure {
     match error {
         HubError::Endpoint { .. } => {
@@ -52,7 +52,7 @@ pub(super) fn refused(error: &HubError, model: &str, revision: &str) -> Failure 
     }
 }
 
-/// An answer that is a refusal.
+/// The failure of an answer whose status is a refusal.
 fn of_status(
     from: &impl fmt::Display,
     (status, code, words, wait): (u16, &str, &str, Option<Duration>),

@@ -1,4 +1,4 @@
-//! How far a pull is: one line that moves on a terminal, some lines elsewhere.
+//! The progress of a pull: one line that moves on a terminal, some lines elsewhere.
 
 use crate::tell;
 use galaxy_cli::hub::{HubError, Watch};
@@ -9,21 +9,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two lines on a long file, where there is no terminal.
+/// The pause between two lines on a long file, where there is no terminal.
 const LINES: Duration = Duration::from_secs(10);
 
-/// What is shown of a pull, on stderr.
+/// The progress of a pull, shown on stderr.
 pub(super) struct Shown {
     bar: ProgressBar,
     terminal: bool,
     file: String,
-    /// Bytes of the file that is coming,
+    /// The size of the file that is coming, in bytes.
     size: u64,
-    /// and of those that have come.
+    /// The bytes of all files that have come before it.
     before: u64,
     /// Whether the length of all files is known.
     expected: bool,
-    /// What is there first was there already.
+    /// Whether nothing was reported of the file yet: bytes that are there at first were there
+    /// before.
     first: bool,
     /// Whether a pause is shown.
     paused: bool,
@@ -52,13 +53,13 @@ impl Shown {
         }
     }
 
-    /// So many bytes are to come, in all files.
+    /// Sets the bytes that are still to come, of all files together.
     pub(super) fn expect(&mut self, bytes: u64) {
         self.expected = true;
         self.bar.set_length(self.before.saturating_add(bytes));
     }
 
-    /// A file comes now.
+    /// Begins with a file of `size` bytes.
     pub(super) fn begin(&mut self, file: &str, size: u64) {
         (self.file, self.size, self.first) = (file.to_owned(), size, true);
         self.bar.set_message(self.file.clone());
@@ -69,7 +70,7 @@ impl Shown {
         }
     }
 
-    /// It has come.
+    /// Ends the file, all of which has come.
     pub(super) fn end(&mut self) {
         self.before = self.before.saturating_add(self.size);
         self.bar.set_position(self.before);

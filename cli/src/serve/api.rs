@@ -33,24 +33,24 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// How long the coordinator may take to say how it fares.
+/// How long the coordinator may take to report its status.
 const STATUS: Duration = Duration::from_secs(5);
-/// What is answered, for who asks for something else.
+/// The list of routes, for answers to requests of any other.
 const ROUTES: &str = "there are POST /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank, and GET \
                       /v1/models, /v1/models/NAME and /health";
-/// Events on their way to a program that reads slowly.
+/// The most events that wait for a program that reads slowly.
 const EVENTS: usize = 64;
 
 type Answer = Result<Response, ApiError>;
 type Received = Result<Bytes, BytesRejection>;
 
-/// What answers.
+/// The API: what its routes share.
 #[derive(Clone)]
 pub struct Api(Arc<Inner>);
 
 struct Inner {
     client: Client,
-    /// On a connection of its own: texts that run do not keep it waiting.
+    /// The client that asks for the status, on a connection of its own: generation does not keep it waiting.
     status: Client,
     key: Option<String>,
     chat: Option<Chat>,
@@ -86,12 +86,12 @@ impl Api {
             .with_state(self)
     }
 
-    /// How the coordinator fares, if it says so soon.
+    /// The status of the coordinator, if it reports it within `STATUS`.
     async fn status(&self) -> Result<ClusterStatus, ClientError> {
         self.0.status.with_timeout(STATUS).status().await
     }
 
-    /// The name of the model that is served, which is `asked` for, if any is.
+    /// The name of the model that is served; an error if another one is `asked` for.
     async fn model(&self, asked: Option<&str>) -> Result<String, ApiError> {
         // A coordinator that starts is waited for, as it is by what is asked next.
         let model = self.0.status.status().await?.model;
@@ -109,8 +109,8 @@ impl Api {
     }
 }
 
-/// Lets in who shows the key. Without one we listen on loopback only, and what is left to keep out are
-/// pages in a browser of this machine: they cannot send JSON elsewhere unasked, nor hide whom they call.
+/// Lets in requests that show the key. Without a key we listen on loopback only, and what is left to keep out are pages
+/// in a browser of this machine: they cannot send JSON elsewhere unasked, nor hide which host they call.
 async fn guard(State(api): State<Api>, request: Request, next: Next) -> Answer {
     let headers = request.headers();
     match &api.0.key {
@@ -227,7 +227,7 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
     let Choice { model, stream, usage, options } = choice;
     let model = api.model(model.as_deref()).await?;
     let of = api.clone();
-    // A long one takes its time, and others are answered meanwhile.
+    // A long chat takes its time, and others are answered meanwhile.
     let tokens = tokio::task::spawn_blocking(move || {
         let Some(chat) = &of.0.chat else {
             let why = "chats need the model's template: start galaxy serve with --model DIR";
@@ -258,26 +258,26 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Texts of one request, which are made one after another. The first has begun: what is wrong with
-/// a request is told by the status of its answer.
+/// The texts of one request, which are generated one after another. The first has begun before the answer does, so that
+/// the status of the answer tells what is wrong with a request.
 struct Texts {
     client: Client,
     frame: Frame,
     options: GenerateOptions,
-    /// The text on its way, which has an index among the texts,
+    /// The text that is being generated.
     text: Generating,
     index: usize,
-    /// and whether it was told that it begins.
+    /// Whether the beginning of that text was passed on.
     begun: bool,
     rest: std::vec::IntoIter<Prompt>,
     usage: Usage,
 }
 
-/// What is told of a text.
-enum Piece {
+/// A piece of an answer's text.
+enum TextEvent {
     Begin,
     Text(String),
-    /// The last of it, and why it ends.
+    /// The last piece of the text, and why the text ends.
     End(String, String),
 }
 
@@ -304,22 +304,22 @@ impl Texts {
         Ok(Self { client, frame, options, text, index: 0, begun: false, rest, usage })
     }
 
-    /// What comes next, of which text; nothing behind the last.
-    async fn next(&mut self) -> Result<Option<(usize, Piece)>, ClientError> {
+    /// The next piece, with the index of its text; none after the last text.
+    async fn next(&mut self) -> Result<Option<(usize, TextEvent)>, ClientError> {
         loop {
             if !self.begun {
                 self.begun = true;
                 self.usage.prompt += u64::from(self.text.prompt_tokens);
-                return Ok(Some((self.index, Piece::Begin)));
+                return Ok(Some((self.index, TextEvent::Begin)));
             }
             match self.text.next().await? {
                 Some(Generated::Token(token)) => {
                     self.usage.made += 1;
-                    return Ok(Some((self.index, Piece::Text(token.text))));
+                    return Ok(Some((self.index, TextEvent::Text(token.text))));
                 }
                 Some(Generated::Done(done)) => {
                     self.usage.cached += done.report.cached;
-                    return Ok(Some((self.index, Piece::End(done.text, done.finish))));
+                    return Ok(Some((self.index, TextEvent::End(done.text, done.finish))));
                 }
                 None => {}
             }
@@ -338,8 +338,8 @@ impl Texts {
         let mut texts: Vec<(String, String)> = Vec::new();
         while let Some((_, piece)) = self.next().await? {
             match (piece, texts.last_mut()) {
-                (Piece::Text(more), Some((text, _))) => text.push_str(&more),
-                (Piece::End(more, why), Some((text, finish))) => {
+                (TextEvent::Text(more), Some((text, _))) => text.push_str(&more),
+                (TextEvent::End(more, why), Some((text, finish))) => {
                     text.push_str(&more);
                     *finish = why;
                 }
@@ -349,7 +349,7 @@ impl Texts {
         Ok(answer(StatusCode::OK, &self.frame.whole(texts, self.usage)))
     }
 
-    /// As server-sent events. A program that goes ends its texts.
+    /// The answer as server-sent events. A program that disconnects ends the generation.
     fn stream(self, usage: bool) -> Response {
         let (events, mut arriving) = mpsc::channel::<Bytes>(EVENTS);
         tokio::spawn(async move {
@@ -368,7 +368,7 @@ impl Texts {
         response
     }
 
-    /// Tells all of it as events; an error when nobody listens any more.
+    /// Sends the whole answer as events; an error when nobody listens any more.
     async fn tell(
         mut self,
         events: &mpsc::Sender<Bytes>,
@@ -376,16 +376,16 @@ impl Texts {
     ) -> Result<(), mpsc::error::SendError<Bytes>> {
         loop {
             let value = match self.next().await {
-                Ok(Some((_, Piece::Begin))) => self.frame.begin(),
-                Ok(Some((index, Piece::Text(text)))) => self.frame.piece(index, &text),
-                Ok(Some((index, Piece::End(text, finish)))) => {
+                Ok(Some((_, TextEvent::Begin))) => self.frame.begin(),
+                Ok(Some((index, TextEvent::Text(text)))) => self.frame.piece(index, &text),
+                Ok(Some((index, TextEvent::End(text, finish)))) => {
                     if let Some(last) = self.frame.piece(index, &text) {
                         events.send(event(&last)).await?;
                     }
                     Some(self.frame.end(index, &finish))
                 }
                 Ok(None) => break,
-                // It is the last that is told.
+                // An error is the last event.
                 Err(error) => return events.send(event(&ApiError::from(error).body())).await,
             };
             if let Some(value) = value {

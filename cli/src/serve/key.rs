@@ -1,5 +1,5 @@
-//! The API key of `galaxy serve`: from a file, standard input or the environment. What stands among the
-//! arguments of a process, every user of the machine can read.
+//! The API key of `galaxy serve`: from a file, standard input or the environment. The arguments of a process can be
+//! read by every user of the machine.
 
 use crate::{failure::Failure, tell};
 use clap::Args;
@@ -11,20 +11,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where the key stands if no argument says so.
+/// The environment variable with the key, if no argument gives one.
 const VARIABLE: &str = "GALAXY_API_KEY";
-/// More is another file.
+/// The most bytes that are read for the key.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// Where the key is.
+/// Arguments that give the API key.
 #[derive(Args, Debug)]
 pub struct KeyArgs {
-    /// A file with what programs must show, as `Authorization: Bearer KEY`, in its first line; - is stdin.
-    /// Without it, the environment variable GALAXY_API_KEY. HTTP is not encrypted: on a network that others
-    /// read, put a proxy with TLS before it.
+    /// File with the API key that programs must show, in its first line; - is stdin.
+    ///
+    /// Programs send it as `Authorization: Bearer KEY`. Without this option, the environment variable GALAXY_API_KEY
+    /// has the key. HTTP is not encrypted: on a network that others read, put a proxy with TLS before it.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// The key itself, as every user of this machine can then read it.
+    /// The API key itself; every user of this machine can then read it.
     #[arg(long, value_name = "KEY", hide = true, conflicts_with = "api_key_file")]
     api_key: Option<OsString>,
 }

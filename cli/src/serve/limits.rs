@@ -1,7 +1,7 @@
-//! What programs that ask over HTTP may take: places, bytes and time.
+//! Limits on HTTP requests: places, bytes and time.
 //!
-//! A connection that asks nothing stands in a lobby, where the oldest of the busiest address goes for
-//! each that comes. One whose request is being answered does not; of these there are so many at most.
+//! An idle connection stands in a lobby, where the oldest of the busiest address goes for each that comes. One whose
+//! request is being answered does not stand there; the number of these is bounded.
 
 use axum::{body::Body, http, response::IntoResponse};
 use galaxy_cli::openai::error::ApiError;
@@ -23,18 +23,18 @@ use tokio::{
 };
 use tower::Service;
 
-/// Requests that are answered at one time,
+/// The most requests that are answered at one time.
 const REQUESTS: usize = 256;
-/// and bytes of all of them: as much as a coordinator grants one client.
+/// The most bytes of all requests that are answered at one time: as much as a coordinator grants one client.
 const BYTES: usize = 256_000_000;
-/// Bytes of one request at most: what is taken without being told how many come.
+/// The most bytes of one request; a request that does not give its length takes as much room.
 pub const MAX_BYTES: usize = 16 << 20;
-/// How long a request may pause while it comes,
+/// How long a request may pause while it comes.
 const PAUSE: Duration = Duration::from_secs(10);
-/// and how long all of it may take.
+/// How long all of a request may take to come.
 const WHOLE: Duration = Duration::from_secs(60);
 
-/// What all connections share.
+/// The room that all connections share.
 #[derive(Clone)]
 pub struct Limits {
     requests: Arc<Semaphore>,
@@ -51,7 +51,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Room for a request, if there is some.
+    /// Takes room for a request, if there is enough.
     fn take(&self, request: &Request<Incoming>) -> Option<[OwnedSemaphorePermit; 2]> {
         let length = request.headers().get(header::CONTENT_LENGTH);
         let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
@@ -65,7 +65,7 @@ impl Limits {
     }
 }
 
-/// The service of one connection.
+/// The service of one connection, within the limits.
 #[derive(Clone)]
 pub struct Limited<S> {
     inner: S,
@@ -74,7 +74,7 @@ pub struct Limited<S> {
 }
 
 impl<S> Limited<S> {
-    /// A connection that asks nothing yet.
+    /// The service of a connection that is still idle.
     pub fn new(inner: S, limits: Limits, stay: Arc<Stay>) -> Self {
         Self { inner, limits, stay }
     }
@@ -103,7 +103,7 @@ where
         self.stay.away();
         let (parts, body) = request.into_parts();
         let (pause, whole) = (Box::pin(sleep(PAUSE)), Box::pin(sleep(WHOLE)));
-        let request = Request::from_parts(parts, Body::new(Coming { body, pause, whole }));
+        let request = Request::from_parts(parts, Body::new(IncomingBody { body, pause, whole }));
         let (mut inner, back) = (self.inner.clone(), Back(self.stay.clone()));
         Box::pin(async move {
             std::future::poll_fn(|cx| inner.poll_ready(cx)).await?;
@@ -113,13 +113,13 @@ where
                 let close = http::HeaderValue::from_static("close");
                 parts.headers.insert(header::CONNECTION, close);
             }
-            let going = Going { body, _room: room, _back: back };
+            let going = OutgoingBody { body, _room: room, _back: back };
             Ok(Response::from_parts(parts, Body::new(going)))
         })
     }
 }
 
-/// A connection whose answer is told, or given up: it asks nothing again.
+/// Puts a connection back into the lobby once its answer was sent, or given up.
 struct Back(Arc<Stay>);
 
 impl Drop for Back {
@@ -128,14 +128,14 @@ impl Drop for Back {
     }
 }
 
-/// A request on its way to us.
-struct Coming {
+/// The body of a request on its way to us, with its time limits.
+struct IncomingBody {
     body: Incoming,
     pause: Pin<Box<Sleep>>,
     whole: Pin<Box<Sleep>>,
 }
 
-impl HttpBody for Coming {
+impl HttpBody for IncomingBody {
     type Data = axum::body::Bytes;
     type Error = axum::BoxError;
 
@@ -169,14 +169,14 @@ impl HttpBody for Coming {
     }
 }
 
-/// An answer on its way to who asked.
-struct Going {
+/// The body of an answer on its way to the program, with the room that its request takes.
+struct OutgoingBody {
     body: Body,
     _room: [OwnedSemaphorePermit; 2],
     _back: Back,
 }
 
-impl HttpBody for Going {
+impl HttpBody for OutgoingBody {
     type Data = axum::body::Bytes;
     type Error = axum::Error;
 

@@ -12,17 +12,17 @@ use std::{
 
 /// How long a program may take to end: it answers what it took first.
 const ENDS: Duration = Duration::from_secs(15);
-/// Between two looks.
+/// The pause between two looks at programs that are to end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Programs that run.
+/// The programs that run, in the order of their starts.
 #[derive(Default)]
 pub(super) struct Children {
     running: Vec<(&'static str, Child)>,
 }
 
 impl Children {
-    /// Starts a program of ours; what it says is printed behind its name. It ends when this process does.
+    /// Starts a program of Galaxy, whose output is printed behind its name. It ends when this process does.
     pub(super) fn start(
         &mut self,
         name: &'static str,
@@ -52,7 +52,7 @@ impl Children {
         Ok(())
     }
 
-    /// None has ended.
+    /// Checks that no program has ended.
     pub(super) fn all_live(&mut self) -> Result<(), Failure> {
         for (name, child) in &mut self.running {
             if let Ok(Some(status)) = child.try_wait() {
@@ -63,7 +63,7 @@ impl Children {
         Ok(())
     }
 
-    /// Tells all to end, the last one started first, and waits for it.
+    /// Signals all programs to end, the last one started first, and waits for them; then kills those that still run.
     pub(super) async fn end(mut self) {
         for (_, child) in self.running.iter().rev() {
             // One that has ended takes no signal.
@@ -94,7 +94,7 @@ impl Drop for Children {
     }
 }
 
-/// A program in the directory of this one, else of the PATH.
+/// The path of a program in the directory of this one, else its name, for the PATH.
 fn beside(name: &str) -> PathBuf {
     let own = env::current_exe().ok();
     let beside = own.and_then(|own| Some(own.parent()?.join(name)));

@@ -22,14 +22,14 @@ use std::{
 
 /// The name of the coordinator.
 pub(super) const COORDINATOR: &str = "coordinator";
-/// How long its identity is valid.
+/// Days for which the coordinator's identity is valid.
 const DAYS: u32 = 3650;
-/// What it grants where the system does not say what is free.
+/// The memory that this machine grants where the system does not say what is free.
 const MEMORY: Bytes = Bytes(1_000_000_000);
 /// The name of this machine, where it has none.
 const NAMELESS: &str = "first";
 
-/// Where they are.
+/// The paths of the files of a cluster.
 pub(super) struct Files {
     home: PathBuf,
     /// The directory of the cluster.
@@ -38,7 +38,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Makes what is not there yet.
+    /// Makes the files that are not there yet.
     pub(super) fn prepare(home: &Path, args: &UpArgs) -> Result<Self, Failure> {
         let cluster = home.join("cluster");
         let model = args.model.canonicalize().map_err(|error| {
@@ -79,7 +79,8 @@ impl Files {
         self.enrol(&name, &coordinator, args.listen)
     }
 
-    /// The identities of this machine, by the authority that is here.
+    /// Issues the identities of this machine, by the authority that is here; those that are there get the coordinator's
+    /// address.
     fn enrol(
         &self,
         name: &DeviceName,
@@ -109,7 +110,7 @@ impl Files {
         Ok(())
     }
 
-    /// Where this machine reaches the coordinator.
+    /// The address at which this machine reaches the coordinator.
     pub(super) fn reachable(&self, listen: SocketAddr) -> String {
         reachable(&listen.to_string())
     }
@@ -118,7 +119,7 @@ impl Files {
         self.cluster.join("cluster.toml")
     }
 
-    /// Makes the cluster file, or has it say which model it is for now.
+    /// Writes the cluster file, or changes its `model` and `listen`, and its `weights_format` if that is asked for.
     fn write_cluster_file(&self, args: &UpArgs) -> Result<(), Failure> {
         let path = self.cluster_file();
         let failed = |e: std::io::Error| Failure::new(e.to_string()).at(path.display());
@@ -185,7 +186,7 @@ impl Files {
     }
 }
 
-/// A name that a suffix fits behind.
+/// A name, cut so that a suffix fits behind it.
 fn short(name: &DeviceName) -> String {
     name.as_str().chars().take(40).collect::<String>().trim_end_matches('-').to_owned()
 }

@@ -34,7 +34,7 @@ const WEIGHTS: &str = "model.safetensors";
 /// Only something that hangs takes so long, on whatever machine.
 const LONG: Duration = Duration::from_secs(240);
 
-/// Asks for the weights.
+/// Downloads the weights.
 fn fetch(hub: &Hub, to: &Path, patience: Patience) -> (Result<Vec<u8>, HubError>, Seen) {
     let mut seen = Seen::default();
     let web = Web::new(&hub.endpoint, None, patience).unwrap();
@@ -46,7 +46,7 @@ fn fetch(hub: &Hub, to: &Path, patience: Patience) -> (Result<Vec<u8>, HubError>
     (fetched, seen)
 }
 
-/// A Hub that does this with each answer that has contents of the weights.
+/// A Hub that passes each answer with contents of the weights through `script`.
 fn store(mut script: impl FnMut(Reply) -> Reply + Send + 'static) -> Hub {
     Hub::scripted(small(), move |request, files, _| {
         let name = request.path.strip_prefix("/cdn/").filter(|_| request.is_for_all())?;

@@ -3,7 +3,7 @@
 use super::hub::{Hub, Reply, Then, came, contents, files, is_whole, refused, seen, sha256, small};
 use std::net::TcpListener;
 
-/// A Hub that answers with this to the first requests for each of which there is one left.
+/// A Hub that gives this answer to the first `times` requests.
 fn at_first(mut times: u32, status: u16, head: &'static str) -> Hub {
     Hub::scripted(small(), move |_, _, _| {
         times = times.checked_sub(1)?;

@@ -22,7 +22,8 @@ pub struct State {
     script: Option<Box<Script>>,
 }
 
-/// Answers a request otherwise than a Hub would, or leaves it. It gets what the Hub has, and its address.
+/// Answers a request otherwise than a Hub would, or leaves it to the Hub. It gets the files that the Hub has, and its
+/// address.
 type Script = dyn FnMut(&Request, &Files, &str) -> Option<Reply> + Send;
 
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ impl Request {
         path.strip_prefix("/cdn/")
             .or_else(|| path.split_once("/resolve/")?.1.split_once('/')?.1.into())
     }
-    /// Whether contents are wanted, and not only what there is to say of them.
+    /// Whether all contents are wanted, and not only the version and the size of the file.
     pub fn is_for_all(&self) -> bool {
         self.range.is_none_or(|(_, end)| end.is_none())
     }
@@ -56,7 +57,7 @@ pub struct Reply {
     pub status: u16,
     pub head: String,
     pub body: Vec<u8>,
-    /// What it says that its length is, if that is not so.
+    /// The length that it claims, if that is not the body's.
     pub length: Option<usize>,
     pub then: Then,
 }
@@ -104,7 +105,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// As git names a file.
+/// The digest by which git names a file.
 pub fn git(bytes: &[u8]) -> String {
     let blob = [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat();
     hex(digest(&SHA1_FOR_LEGACY_USE_ONLY, &blob).as_ref())
@@ -208,7 +209,7 @@ impl Hub {
         of.collect()
     }
 
-    /// `galaxy pull` from here.
+    /// The command `galaxy pull`, which pulls from here.
     pub fn command(&self, to: &Path) -> Command {
         self.command_of("org/name", to)
     }
@@ -251,7 +252,7 @@ impl Hub {
     }
 }
 
-/// What a command prints, and what it says meanwhile.
+/// The JSON that a command prints to stdout, and what it writes to stderr meanwhile.
 pub fn came(mut command: Command) -> (serde_json::Value, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let said = String::from_utf8(stderr).unwrap();
@@ -259,7 +260,7 @@ pub fn came(mut command: Command) -> (serde_json::Value, String) {
     (serde_json::from_slice(&stdout).unwrap(), said)
 }
 
-/// What a command says that fails, and not for want of right arguments.
+/// The errors that a command prints which fails with exit code 1.
 pub fn refused(mut command: Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let said = String::from_utf8(stderr).unwrap();
@@ -309,7 +310,7 @@ fn read(stream: &mut impl Read) -> std::io::Result<Request> {
     Ok(Request { path, range, authorization: header("authorization") })
 }
 
-/// What a Hub answers.
+/// The answer of a Hub without a script.
 fn usual(request: &Request, endpoint: &str, state: &State) -> Reply {
     let State { commit, files, .. } = state;
     if let Some(revision) = request.path.strip_prefix("/api/models/org/name/revision/") {
@@ -319,7 +320,7 @@ fn usual(request: &Request, endpoint: &str, state: &State) -> Reply {
         let body = serde_json::json!({ "sha": commit, "siblings": names }).to_string();
         return Reply::new(200, "content-type: application/json\r\n").body(body);
     }
-    // All are of the commit that was said.
+    // All files are of the commit that the listing named.
     let here = request.path.strip_prefix(&format!("/org/name/resolve/{commit}/"));
     let name = here.or_else(|| request.path.strip_prefix("/cdn/")).unwrap_or_default();
     let Some(bytes) = files.get(name) else {
@@ -378,7 +379,7 @@ pub fn small() -> Files {
     files().into_iter().filter(|(name, _)| model.contains(&name.as_str())).collect()
 }
 
-/// What does not come of [`files`].
+/// The files of [`files`] that are not pulled.
 pub const LEFT: [&str; 6] = [
     "2_Dense/pytorch_model.bin",
     "README.md",

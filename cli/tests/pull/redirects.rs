@@ -5,8 +5,8 @@ use std::fs;
 
 const TOKEN: &str = "hf_secret";
 
-/// A mirror that says nothing of a file before it has sent us to it, by an answer of this status whose
-/// `Location` is this before the name of the file. `HERE` in it is the mirror's own address.
+/// A mirror that tells nothing of a file before it has redirected us to it, by an answer of this status whose
+/// `Location` is `location` before the name of the file. `HERE` in it is the mirror's own address.
 fn mirror(files: Files, status: u16, location: &'static str) -> Hub {
     Hub::scripted(files, move |request, files, endpoint| {
         if let Some(rest) = request.path.strip_prefix("/other/") {

@@ -1,23 +1,23 @@
-//! Looks at a request while it comes, before anything is made of it: how many fields it has, and what
-//! those will take that are larger in memory than on the wire.
+//! Scans a request while it arrives, before it is decoded: how many fields it has, and what those
+//! will take that are larger in memory than on the wire.
 
-/// Bytes that a number of a list takes at most while the list grows.
+/// Bytes that one number of a list takes at most while the list grows in memory.
 const NUMBER: u64 = 12;
-/// Bytes that a field takes beside its content: a list of texts or of lists.
+/// Bytes that a text, a list or a message takes in memory beside its content.
 const FIELD: u64 = 64;
 
-/// What is known of a message's fields, as far as it matters.
+/// The fields of a message that matter for its size in memory, by their numbers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Fields that are messages, into which is looked.
+    /// Fields that are messages; the fields of these are scanned, too.
     pub messages: &'static [u64],
-    /// Fields that are lists of numbers, of the message itself
+    /// Fields of the message itself that are lists of numbers.
     pub numbers: &'static [u64],
-    /// and of those inside.
+    /// Fields of the messages inside that are lists of numbers.
     pub numbers_inside: &'static [u64],
 }
 
-/// The requests of which a part is larger in memory.
+/// The shape of the request that goes to `path`; empty for requests of which no part is larger in memory.
 pub fn shape(path: &str) -> Shape {
     match path {
         "/galaxy.v1.Galaxy/Embed" => {
@@ -33,12 +33,12 @@ pub fn shape(path: &str) -> Shape {
     }
 }
 
-/// Reads a message of protobuf in parts of any length.
+/// Scans a protobuf message in parts of any length.
 #[derive(Debug)]
 pub struct Fields {
     shape: Shape,
     state: State,
-    /// Bytes that are left of the message inside, if one is being read.
+    /// Bytes that are left of the message inside; none while no such message is being read.
     inside: Option<u64>,
     /// Texts, lists and messages so far.
     count: usize,
@@ -48,11 +48,11 @@ pub struct Fields {
 
 #[derive(Debug)]
 enum State {
-    /// A number is being read, and what it is.
+    /// A number is being read; `what` says what it stands for.
     Number { value: u64, shift: u32, what: What },
-    /// So many bytes are of no interest.
+    /// So many bytes are to be skipped.
     Skip(u64),
-    /// It is no message: whoever decodes it will say so.
+    /// What came is no message: whoever decodes it will say so.
     Lost,
 }
 
@@ -66,7 +66,7 @@ enum What {
 const TAG: State = State::Number { value: 0, shift: 0, what: What::Tag };
 
 impl Fields {
-    /// Nothing was read yet.
+    /// A scan of a message of this shape, of which nothing was read yet.
     pub fn new(shape: Shape) -> Self {
         Self { shape, state: TAG, inside: None, count: 0, extra: 0 }
     }
@@ -76,12 +76,12 @@ impl Fields {
         self.count
     }
 
-    /// What they will take beyond their bytes on the wire.
+    /// Bytes that the fields so far will take in memory beyond those on the wire.
     pub fn extra(&self) -> u64 {
         self.extra
     }
 
-    /// Reads on.
+    /// Scans the next part of the message.
     pub fn read(&mut self, mut bytes: &[u8]) {
         while let Some((first, rest)) = bytes.split_first() {
             let taken = match self.state {
@@ -102,7 +102,7 @@ impl Fields {
         }
     }
 
-    /// Whether a list of numbers stands there.
+    /// Whether a field of the message that is being read is a list of numbers.
     fn numbers(&self, field: u64) -> bool {
         let known = match self.inside {
             Some(_) => self.shape.numbers_inside,

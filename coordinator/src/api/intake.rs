@@ -1,5 +1,5 @@
-//! What stands before the service: it counts what comes against what its client may hold, before
-//! anything of it is decoded, and ends requests that do not come to an end.
+//! What stands before the service: it counts the bytes of requests against what their clients may
+//! hold, before any of them is decoded, and ends requests that do not come to an end.
 
 use super::fields::{Fields, shape};
 use crate::{
@@ -28,19 +28,19 @@ use tonic::{
     server::NamedService,
 };
 
-/// How long a request may pause while it comes,
+/// How long a request may pause while it arrives.
 const PAUSE: Duration = Duration::from_secs(10);
-/// and how long all of it may take: 16 MiB over a link of 3 Mbit/s.
+/// How long a whole request may take to arrive: 16 MiB over a link of 3 Mbit/s.
 const WHOLE: Duration = Duration::from_secs(60);
-/// Before a message: whether it is compressed, and its length.
+/// Bytes of the header of a gRPC message: whether it is compressed, and its length.
 const HEADER: usize = 5;
-/// Texts, lists and messages of a request: as many as are taken, with a list inside each, and some.
+/// The most texts, lists and messages of a request: as many texts as are taken, with a list inside each, and some.
 const MAX_FIELDS: usize = 2 * MAX_TEXTS + 256;
-/// Most bytes of a request that asks for little.
+/// The most bytes of a request that asks for little.
 const SMALL: u64 = 64 << 10;
-/// Most bytes of a request to generate: a prompt.
+/// The most bytes of a request to generate, which has a prompt.
 const TEXT: u64 = 9 << 20;
-/// Most bytes of any other request: 1024 texts of 16 kB.
+/// The most bytes of any other request: 1024 texts of 16 kB.
 pub(super) const MAX_REQUEST_BYTES: u64 = 16 << 20;
 
 fn most(path: &str) -> u64 {
@@ -52,7 +52,7 @@ fn most(path: &str) -> u64 {
     }
 }
 
-/// A service behind it.
+/// A service whose requests are counted as they arrive.
 #[derive(Clone)]
 pub(super) struct Intake<S> {
     inner: S,
@@ -92,7 +92,7 @@ where
         let path = request.uri().path().to_owned();
         let (mut parts, body) = request.into_parts();
         parts.extensions.insert(caller.clone());
-        let body = Coming {
+        let body = IncomingBody {
             body,
             caller: caller.clone(),
             fields: Fields::new(shape(&path)),
@@ -108,30 +108,30 @@ where
         Box::pin(async move {
             let (parts, body) = answering.await?.into_parts();
             // What is not taken yet is held.
-            let going = Going { body: Body::new(body), _caller: caller };
+            let going = OutgoingBody { body: Body::new(body), _caller: caller };
             Ok(http::Response::from_parts(parts, Body::new(going)))
         })
     }
 }
 
-/// A request on its way to us.
-struct Coming {
+/// A request that is arriving.
+struct IncomingBody {
     body: Body,
     caller: Caller,
     fields: Fields,
     most: u64,
     header: Vec<u8>,
-    /// What its fields take that is counted already.
+    /// Bytes of its fields beyond those on the wire that are counted already.
     charged: u64,
-    /// It has more texts than are taken: it is read to its end to say how many, and not kept.
+    /// Whether it has more texts than are taken: then it is read to its end only to say how many, and not kept.
     too_many: bool,
     pause: Pin<Box<Sleep>>,
     whole: Pin<Box<Sleep>>,
     refusals: Arc<Sampled>,
 }
 
-impl Coming {
-    /// Counts what came.
+impl IncomingBody {
+    /// Counts bytes that came, and takes memory of the caller for them.
     fn count(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
         let missing = HEADER - self.header.len();
         if missing > 0 {
@@ -173,7 +173,7 @@ impl Coming {
     }
 }
 
-impl HttpBody for Coming {
+impl HttpBody for IncomingBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -224,13 +224,13 @@ impl HttpBody for Coming {
     }
 }
 
-/// An answer on its way to who asked.
-struct Going {
+/// An answer on its way to the client; the request's memory is given back when this is dropped.
+struct OutgoingBody {
     body: Body,
     _caller: Caller,
 }
 
-impl HttpBody for Going {
+impl HttpBody for OutgoingBody {
     type Data = Bytes;
     type Error = Status;
 

@@ -19,13 +19,13 @@ use toml::de::DeTable;
 
 /// The directory of devices that joined, beside the cluster file.
 pub const DIRECTORY: &str = "devices.d";
-/// What a device's table may have.
+/// The keys that the table of a device may have.
 pub(super) const KEYS: &[&str] = &["name", "address", "addresses", "memory", "threads", "share"];
-/// Of the memory that is free on a device, what it grants if nobody says.
+/// The share of a device's free memory that it grants by default.
 const GRANTED: f64 = 0.6;
-/// Whole megabytes are what people read and write.
+/// Bytes of a megabyte: granted memory is in whole ones, which people read and write.
 const MEGABYTE: u64 = 1_000_000;
-/// Addresses that a device may have beside the first.
+/// The most addresses that a device may have beside its first.
 const MORE: usize = 8;
 
 /// A device, as the cluster file describes it.
@@ -33,13 +33,13 @@ const MORE: usize = 8;
 pub struct Device {
     /// Its name, as in its certificate.
     pub name: DeviceName,
-    /// host:port of its worker.
+    /// The address of its worker, as `host:port`.
     pub address: String,
-    /// Where it is looked for if it does not answer there.
+    /// Other addresses of its worker, in case it does not answer at the first.
     pub addresses: Vec<String>,
-    /// What it grants.
+    /// The memory that it grants.
     pub memory: Bytes,
-    /// Threads for kernels; without it, what its worker was started with.
+    /// Threads for kernels; none for as many as its worker was started with.
     pub threads: Option<u16>,
     /// Relative weight of work. Where one device has it, the split is by hand, and a device without
     /// it weighs 1.
@@ -47,7 +47,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Where `other` reaches this device: not at loopback, unless both are on the coordinator's machine.
+    /// The address by which `other` reaches this device: not loopback, unless both are on the coordinator's machine.
     pub fn address_for(&self, other: &Self) -> &str {
         let far = self.addresses.iter().find(|address| !is_loopback(address));
         match far.filter(|_| is_loopback(&self.address) && !is_loopback(&other.address)) {
@@ -56,12 +56,12 @@ impl Device {
         }
     }
 
-    /// What a device grants if nobody says: most of the memory that is free, in whole megabytes.
+    /// The memory that a device grants by default: most of what is free, in whole megabytes.
     pub fn granted(free: Bytes) -> Bytes {
         Bytes(((free.0 as f64 * GRANTED) as u64 / MEGABYTE).max(1) * MEGABYTE)
     }
 
-    /// Whether it is on the coordinator's machine.
+    /// Whether the device is on the coordinator's machine.
     pub fn is_here(&self) -> bool {
         is_loopback(&self.address)
     }
@@ -93,7 +93,7 @@ impl Device {
         Ok(Self { name, address, addresses, memory, threads, share })
     }
 
-    /// Its file.
+    /// The text of the device's file.
     fn text(&self) -> String {
         let Self { name, address, addresses, memory, threads, share } = self;
         let mut text = String::from(
@@ -120,7 +120,7 @@ impl Device {
     }
 }
 
-/// The devices of a cluster file's tables.
+/// Reads the devices from the tables of a cluster file.
 pub(super) fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {
     let mut devices: Vec<Device> = Vec::with_capacity(sections.len());
     for section in sections {
@@ -155,8 +155,8 @@ pub(super) fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterEr
     Ok(devices)
 }
 
-/// The devices that joined, in the order of their names. Two may have the same address: one of them is elsewhere
-/// now, and will say so.
+/// The devices that joined, sorted by name. Two may have the same address: one of them is elsewhere now, and will say
+/// so.
 pub(super) fn of_directory(directory: &Path) -> Result<Vec<Device>, ClusterError> {
     let unreadable =
         |e: io::Error| ClusterError::Read { path: directory.to_owned(), why: e.to_string() };
@@ -187,7 +187,7 @@ fn of_file(text: &str, path: &Path) -> Result<Device, ClusterError> {
         line: e.span().map_or(1, |s| line_of(text, s.start)),
         why: e.message().to_owned(),
     })?;
-    let section = Section::new(text, "device".to_owned(), 1, document.get_ref(), KEYS)?;
+    let section = Section::new(text, "device".to_owned(), 1, document.get_ref(), (KEYS, &[]))?;
     let device = Device::read(&section)?;
     if path.file_stem().is_some_and(|stem| stem != device.name.as_str()) {
         let why = "the file of a device has its name".to_owned();
@@ -199,7 +199,7 @@ fn of_file(text: &str, path: &Path) -> Result<Device, ClusterError> {
 /// Writes the file of a device that joined, whole or not at all.
 ///
 /// # Errors
-/// When the directory cannot be made, or the file not be written.
+/// When the directory cannot be created, or the file cannot be written.
 pub fn write(directory: &Path, device: &Device) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     replace(&directory.join(format!("{}.toml", device.name)), device.text().as_bytes(), PUBLIC)
@@ -216,7 +216,7 @@ pub fn remove(directory: &Path, name: &DeviceName) -> io::Result<()> {
     }
 }
 
-/// Whether the text is host:port with a port that can be dialled.
+/// Whether the text is `host:port` with a port that can be dialled.
 pub(super) fn is_address(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| {
         let bracketed = host.starts_with('[') && host.ends_with(']');

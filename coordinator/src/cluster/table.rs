@@ -2,18 +2,18 @@
 
 use super::ClusterError;
 use std::time::Duration;
-use toml::de::{DeInteger, DeTable, DeValue};
+use toml::de::{DeInteger, DeString, DeTable, DeValue};
 
 /// Where a key stands: `cluster.tiles`, line 4.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct KeyLocation {
     /// The key, with the table that it stands in.
     pub key: String,
     /// Its line, counted from 1.
     pub line: usize,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for KeyLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "line {}: {}", self.line, self.key)
     }
@@ -24,58 +24,82 @@ pub(super) fn line_of(text: &str, byte: usize) -> usize {
     text.bytes().take(byte).filter(|&b| b == b'\n').count() + 1
 }
 
+/// The names of the keys of a table, and former names of some with those that they have now.
+pub(super) type Keys = (&'static [&'static str], &'static [(&'static str, &'static str)]);
+
 /// One table, under the name that messages use.
 pub(super) struct Section<'a> {
     text: &'a str,
     name: String,
     line: usize,
     table: &'a DeTable<'a>,
+    renamed: &'static [(&'static str, &'static str)],
 }
 
 impl<'a> Section<'a> {
-    /// A view of `table`, after a look at its keys.
+    /// A view of `table`, whose keys must all be `known`.
     pub(super) fn new(
         text: &'a str,
         name: String,
         line: usize,
         table: &'a DeTable<'a>,
-        known: &'static [&'static str],
+        (known, renamed): Keys,
     ) -> Result<Self, ClusterError> {
         for key in table.keys() {
             let word: &str = key.get_ref();
-            if !known.contains(&word) {
-                return Err(ClusterError::UnknownKey {
-                    at: Place {
-                        key: format!("{name}.{word}"),
-                        line: line_of(text, key.span().start),
-                    },
-                    suggestion: closest(word, known),
-                    known,
-                });
+            let at = || KeyLocation {
+                key: format!("{name}.{word}"),
+                line: line_of(text, key.span().start),
+            };
+            match renamed.iter().find(|(former, _)| *former == word) {
+                Some((_, now)) if table.keys().any(|key| key.get_ref() == now) => {
+                    let why = format!("this is the former name of {now}, which is there too");
+                    return Err(ClusterError::Value { at: at(), why });
+                }
+                None if !known.contains(&word) => {
+                    let suggestion = closest(word, known);
+                    return Err(ClusterError::UnknownKey { at: at(), suggestion, known });
+                }
+                _ => {}
             }
         }
-        Ok(Self { text, name, line, table })
+        Ok(Self { text, name, line, table, renamed })
     }
 
-    /// Where `key` stands, or where its table begins.
-    pub(super) fn place(&self, key: &str) -> Place {
-        let line = self
-            .table
-            .iter()
-            .find(|(k, _)| k.get_ref() == key)
-            .map_or(self.line, |(k, _)| line_of(self.text, k.span().start));
-        Place { key: format!("{}.{key}", self.name), line }
+    /// A warning for each key that stands under its former name.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let former = |(former, now): &(&str, &str)| {
+            let found = self.table.keys().find(|key| key.get_ref() == former)?;
+            let (line, name) = (line_of(self.text, found.span().start), &self.name);
+            Some(format!("line {line}: {name}.{former} is called {now} now: rename it"))
+        };
+        self.renamed.iter().filter_map(former).collect()
+    }
+
+    /// A key with its value, under the name that it has now or had before.
+    fn entry(&self, key: &str) -> Option<(&'a toml::Spanned<DeString<'a>>, &'a DeValue<'a>)> {
+        let former = self.renamed.iter().find(|(_, now)| *now == key).map(|(former, _)| *former);
+        let names = |name: &str| name == key || Some(name) == former;
+        self.table.iter().find(|(k, _)| names(k.get_ref())).map(|(k, v)| (k, v.get_ref()))
+    }
+
+    /// Where `key` stands, or where its table begins if the key is missing.
+    pub(super) fn place(&self, key: &str) -> KeyLocation {
+        let found = self.entry(key);
+        let line = found.map_or(self.line, |(k, _)| line_of(self.text, k.span().start));
+        let key = found.map_or(key, |(k, _)| k.get_ref());
+        KeyLocation { key: format!("{}.{key}", self.name), line }
     }
 
     fn value(&self, key: &str) -> Option<&'a DeValue<'a>> {
-        self.table.iter().find(|(k, _)| k.get_ref() == key).map(|(_, v)| v.get_ref())
+        self.entry(key).map(|(_, value)| value)
     }
 
     fn wrong(&self, key: &str, wanted: &'static str) -> ClusterError {
         ClusterError::WrongType { at: self.place(key), wanted }
     }
 
-    /// Turns a "no such key" into an error.
+    /// Turns a missing value into an error.
     pub(super) fn required<T>(
         &self,
         key: &'static str,
@@ -88,7 +112,7 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// A text.
+    /// The value of a key as a text; none if the key is missing.
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, ClusterError> {
         match self.value(key) {
             None => Ok(None),
@@ -97,7 +121,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A switch.
+    /// The value of a key as true or false; none if the key is missing.
     pub(super) fn switch(&self, key: &str) -> Result<Option<bool>, ClusterError> {
         match self.value(key) {
             None => Ok(None),
@@ -106,7 +130,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A whole number of a range.
+    /// The value of a key as a whole number from `low` to `high`; none if the key is missing.
     pub(super) fn whole(
         &self,
         key: &str,
@@ -120,7 +144,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A list of 1 to `most` whole numbers of a range.
+    /// The value of a key as a list of 1 to `most` whole numbers from `low` to `high`; none if the key is missing.
     pub(super) fn wholes(
         &self,
         key: &str,
@@ -141,7 +165,7 @@ impl<'a> Section<'a> {
         list.iter().map(number).collect::<Result<_, _>>().map(Some)
     }
 
-    /// A list of at most `most` texts.
+    /// The value of a key as a list of at most `most` texts; empty if the key is missing.
     pub(super) fn texts(&self, key: &str, most: usize) -> Result<Vec<&'a str>, ClusterError> {
         let wrong = || self.wrong(key, "a list of a few texts in quotes");
         let list = match self.value(key) {
@@ -174,7 +198,7 @@ impl<'a> Section<'a> {
         )
     }
 
-    /// A number, whole or not. May be NaN.
+    /// The value of a key as a number, whole or not, which may be NaN; none if the key is missing.
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ClusterError> {
         let text = match self.value(key) {
             None => return Ok(None),
@@ -185,7 +209,7 @@ impl<'a> Section<'a> {
         text.parse().map(Some).map_err(|_| self.wrong(key, "a number"))
     }
 
-    /// A text of which `T` knows the form.
+    /// The value of a key as a text that `T` can parse; none if the key is missing.
     pub(super) fn parsed<T>(&self, key: &str) -> Result<Option<T>, ClusterError>
     where
         T: std::str::FromStr,
@@ -198,7 +222,7 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// A duration like "200ms", "60s", "5min".
+    /// The value of a key as a duration like "200ms", "60s", "5min"; none if the key is missing.
     pub(super) fn duration(&self, key: &str) -> Result<Option<Duration>, ClusterError> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         parse_duration(text).map(Some).ok_or_else(|| ClusterError::Value {
@@ -210,7 +234,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Reads "200ms", "1.5s", "5min"; above zero and at most a day.
+/// Parses a duration like "200ms", "1.5s", "5min", which is above zero and at most a day.
 pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     let text = text.trim();
     let split = text.find(|c: char| c.is_ascii_alphabetic())?;
@@ -227,7 +251,7 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     within.filter(|duration| !duration.is_zero())
 }
 
-/// The known word that is nearest, if it is near enough to be meant.
+/// The known key that is nearest to `word`, if it is near enough to be meant.
 fn closest(word: &str, known: &[&'static str]) -> Option<&'static str> {
     known
         .iter()
@@ -237,7 +261,7 @@ fn closest(word: &str, known: &[&'static str]) -> Option<&'static str> {
         .map(|(_, k)| k)
 }
 
-/// Levenshtein's distance, by one row of the table.
+/// The Levenshtein distance, by one row of the table.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

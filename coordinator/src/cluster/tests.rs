@@ -151,7 +151,11 @@ fn each_error_names_key_and_line() {
         ("tiles = 4", "texts = 0", "line 8: cluster.texts = 0 is out of range: 1 to 65536"),
         ("tiles = 4", "lengths = [\"1\"]", "cluster.lengths must be a list of 1 to 16 whole"),
         ("tiles = 4", "lossy = 1", "cluster.lossy must be true or false"),
-        ("tiles = 4", "weights = \"disk\"", "line 8: cluster.weights: \"disk\" is no way to read"),
+        (
+            "tiles = 4",
+            "weight_streaming = \"disk\"",
+            "line 8: cluster.weight_streaming: \"disk\" is no way to read",
+        ),
         ("tiles = 4", "drift = 0", "line 8: cluster.drift: 0 is no margin"),
         ("tiles = 4", "drift = nan", "NaN is no margin"),
         ("tiles = 4", "patience = \"0s\"", "\"0s\" is not a duration"),
@@ -228,4 +232,17 @@ fn the_page_has_the_defaults() {
         let Some(value) = value(default) else { continue };
         assert_eq!(parse("", &format!("{key} = {value}")).as_ref(), Ok(&without), "{key}");
     }
+}
+
+#[test]
+fn a_former_name_of_a_key_is_taken_with_a_warning() {
+    let good = with("tiles = 4", "tiles = 4\ncache_rows = 64\ncache = \"f16\"").unwrap();
+    assert_eq!((good.kv_cache_tokens, good.kv_cache_format), (Some(64), CacheType::F16));
+    let [format, tokens] = &good.warnings[..] else { panic!("{:?}", good.warnings) };
+    assert_eq!(format, "line 10: cluster.cache is called kv_cache_format now: rename it");
+    assert_eq!(tokens, "line 9: cluster.cache_rows is called kv_cache_tokens now: rename it");
+    let both = with("tiles = 4", "cache_rows = 64\nkv_cache_tokens = 65");
+    let error = both.expect_err("twice").to_string();
+    let says = "line 8: cluster.cache_rows: this is the former name of kv_cache_tokens";
+    assert!(error.contains(says), "{error}");
 }

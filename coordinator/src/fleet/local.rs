@@ -1,8 +1,8 @@
 //! A fleet in this process: the engine on threads of our own, over links in memory.
 
 use super::{
-    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, Outlook, Readiness, Run, Task, Timeline,
-    blocking,
+    BoxFuture, DeviceCost, DeviceRun, DeviceView, Fleet, FleetStatus, Readiness, Run, Task,
+    Timeline, blocking,
 };
 use crate::error::RequestError;
 use galaxy_common::{Burst, Bytes, Epoch, SequenceNumber, plan::Plan};
@@ -10,7 +10,7 @@ use galaxy_engine::{
     compute::{Inputs, kernels::instructions::Instructions},
     executor::{RunError, RunReport},
     generate::{Decoded, Goal},
-    local::{LocalCluster, LocalError, Made},
+    local::{LocalCluster, LocalError, LocalGeneration},
 };
 use galaxy_graph::{Program, budget, operators::OperatorGraph, program::Lane};
 use galaxy_model::ModelDir;
@@ -24,19 +24,19 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Programs whose timelines are kept.
+/// How many programs' timelines are kept.
 const TIMELINES: usize = 64;
-/// A process that ends takes its devices with it: there is one epoch only.
+/// The only epoch: a process that ends takes its devices with it.
 const EPOCH: Epoch = Epoch(1);
 
-type Kept = VecDeque<(SequenceNumber, Vec<Vec<(u64, u64)>>)>;
+type CachedRanges = VecDeque<(SequenceNumber, Vec<Vec<(u64, u64)>>)>;
 
 /// The devices of a plan as threads of this process.
 pub struct LocalFleet {
     cluster: Arc<LocalCluster>,
     plan: Arc<Plan>,
     sequence: AtomicU64,
-    timelines: Mutex<Kept>,
+    timelines: Mutex<CachedRanges>,
     readiness: watch::Sender<Readiness>,
     devices: Vec<DeviceView>,
 }
@@ -77,7 +77,7 @@ impl LocalFleet {
     }
 }
 
-/// Sums of one device's report.
+/// What a program cost one device, by its report.
 fn cost(report: &RunReport) -> DeviceCost {
     let compute = report.lanes.iter().find(|l| l.lane == Lane::Compute);
     let loaders = report.lanes.iter().filter(|l| matches!(l.lane, Lane::Load(_)));
@@ -102,8 +102,8 @@ fn run(cluster: &LocalCluster, task: Task, deadline: Option<Instant>) -> Result<
         let Burst { phase, goals, steps, row_cost } = burst;
         let goals: Vec<Goal> = goals.iter().map(Goal::from).collect();
         let wanted = (&goals[..], *steps, *row_cost);
-        let Made { told, decoded, programs, reports } =
-            cluster.make_drafting(*phase, &task.shape, tokens, wanted, deadline)?;
+        let LocalGeneration { tokens: told, decoded, programs, reports } =
+            cluster.generate_drafting(*phase, &task.shape, tokens, wanted, deadline)?;
         for (tell, told) in task.listeners().iter().zip(told) {
             // Whoever does not listen any more misses nothing.
             told.into_iter().for_each(|told| tell.send(told).unwrap_or_default());
@@ -119,8 +119,8 @@ impl Fleet for LocalFleet {
         self.readiness.subscribe()
     }
 
-    fn outlook(&self) -> Outlook {
-        Outlook {
+    fn status(&self) -> FleetStatus {
+        FleetStatus {
             strategy: self.plan.strategy,
             max_rows: self.plan.max_rows,
             plan: Some(self.plan.clone()),

@@ -3,25 +3,27 @@
 //! One task, the driver, owns the membership, performs its actions and keeps the board that
 //! everyone else reads. Executions read the board and watch the readiness.
 
-mod board;
 mod calls;
+mod device_table;
 mod driver;
 pub(crate) mod execute;
 mod planning;
 
-pub use board::{Loading, Notice};
+pub use device_table::{Loading, Notice};
 pub use planning::{Planning, ProfileSource};
 
-use super::{BoxFuture, DeviceView, Dispatches, Fleet, Outlook, Readiness, Run, Task, Timeline};
+use super::{
+    BoxFuture, DeviceView, Dispatches, Fleet, FleetStatus, Readiness, Run, Task, Timeline,
+};
 use crate::{
     cluster::{Cluster, Device},
     drift::{Change, Sample},
     error::RequestError,
     membership::{Event, Index, Now},
+    model_server::Supplier,
     placement::{self, Placement, PlacementError},
-    supply::Supplier,
 };
-use board::Board;
+use device_table::DeviceTable;
 use galaxy_common::{Bytes, Epoch, SequenceNumber};
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
@@ -37,23 +39,23 @@ use tokio::{
     time::Instant,
 };
 
-/// Who hears about what happens in the fleet.
+/// Receives notices of what happens in the fleet.
 pub type Listener = Arc<dyn Fn(Notice) + Send + Sync>;
 
-/// Messages that wait for the driver: pings and progress of every device of the largest ring.
+/// How many messages may wait for the driver: pings and progress of every device of the largest ring.
 const MESSAGES: usize = 1024;
 
-/// What the driver is told.
+/// A message to the driver.
 enum Message {
-    /// Something happened, then.
+    /// Something happened at this time.
     Event(Now, Event),
-    /// A plan was made, or could not be, in this round.
-    Planned { round: u64, made: Result<planning::Made, planning::Failure> },
-    /// A program ran.
+    /// The planning of this round has ended, with a plan or without one.
+    Planned { round: u64, made: Result<planning::PlanningResult, planning::Failure> },
+    /// A program ran in this epoch, and took these times.
     Ran { epoch: Epoch, samples: Vec<Sample> },
-    /// Another plan than `present` was looked for, because curves have changed.
+    /// The look for a better plan than `present`, with changed curves, has ended.
     Looked { change: Change, present: Arc<Placement>, verdict: planning::Verdict },
-    /// The devices of the cluster are these now; and who was removed is to be told.
+    /// The devices of the cluster are these now; the list of removed members goes to all of them.
     Devices(Vec<Device>),
     /// Nothing runs while the guard lives.
     Quiet(OwnedRwLockWriteGuard<()>),
@@ -61,22 +63,23 @@ enum Message {
 
 /// What the driver and the calls share.
 pub(crate) struct Shared {
-    /// As the files say, and as devices join: their places stay the same. Only the driver changes it.
+    /// The cluster as its files say, with the devices that joined. Devices keep their index. Only the driver changes
+    /// it.
     cluster: RwLock<Arc<Cluster>>,
     planning: Planning,
     model: Arc<ModelDir>,
     identity: Identity,
     supplier: Arc<Supplier>,
     lowered: Dispatches,
-    board: Mutex<Board>,
+    device_table: Mutex<DeviceTable>,
     readiness: watch::Sender<Readiness>,
     messages: mpsc::Sender<Message>,
-    /// Read while a program runs, written by who changes the plan between programs.
-    gate: Arc<tokio::sync::RwLock<()>>,
+    /// Read while a program runs, written by whoever changes the plan between programs.
+    plan_lock: Arc<tokio::sync::RwLock<()>>,
     sequence: AtomicU64,
-    /// The decode burst of several steps that runs, until it is asked to end.
+    /// The decode burst of several steps that runs; none once it has been asked to end.
     burst: Mutex<Option<(Epoch, SequenceNumber)>>,
-    /// When something last came of the places that devices take.
+    /// When a device last made progress on its way to its place.
     placing: Mutex<tokio::time::Instant>,
     origin: Instant,
     listener: Listener,
@@ -85,17 +88,17 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn device_table(&self) -> MutexGuard<'_, DeviceTable> {
+        self.device_table.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn burst(&self) -> MutexGuard<'_, Option<(Epoch, SequenceNumber)>> {
         self.burst.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// A device has come further on its way to a place, or sets out.
+    /// A device has made progress on its way to its place, or sets out.
     fn comes_further(&self) {
         *self.placing.lock().unwrap_or_else(PoisonError::into_inner) = tokio::time::Instant::now();
     }
-    /// How long none of them has come further.
+    /// How long no device has made progress on its way to its place.
     fn stands_still(&self) -> Duration {
         self.placing.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
@@ -106,8 +109,7 @@ impl Shared {
     fn now_ns(&self) -> u64 {
         u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX)
     }
-    /// Sends an event to the driver, with the time at which it happened; without a driver there is
-    /// nobody to tell.
+    /// Sends an event to the driver, with the time at which it happened. Without a driver it is dropped.
     async fn tell(&self, event: Event) {
         self.send(Message::Event(self.now(), event)).await;
     }
@@ -117,21 +119,21 @@ impl Shared {
     fn cluster(&self) -> Arc<Cluster> {
         self.cluster.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
-    /// A device of the cluster.
+    /// The device of the cluster with this index.
     fn device(&self, index: Index) -> Device {
         self.cluster().devices[index].clone()
     }
 }
 
-/// Workers under a coordinator.
+/// A fleet of workers, which this coordinator drives.
 pub struct RemoteFleet {
     shared: Arc<Shared>,
     driver: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
 impl RemoteFleet {
-    /// Starts to connect. When all devices are there, it plans by the shares of the cluster file, or
-    /// by what its workers measure. A split by hand is checked at once. `listener` must not block.
+    /// Starts to connect. When all devices are connected, it plans by the shares of the cluster file, or by what its
+    /// workers measure. A split by hand is checked at once. `listener` must not block.
     ///
     /// # Errors
     /// When the model has no place in the cluster, whatever the devices say.
@@ -157,7 +159,7 @@ impl RemoteFleet {
         listener: Listener,
         planning: Planning,
     ) -> Result<Self, PlacementError> {
-        let mut board = Board::new(cluster.devices.len());
+        let mut board = DeviceTable::new(cluster.devices.len());
         if cluster.by_hand() {
             let offers = cluster.devices.iter().map(|device| placement::offer(device, None, None));
             let placement = placement::by_shares(&cluster, &model, &offers.collect::<Vec<_>>())?;
@@ -167,7 +169,7 @@ impl RemoteFleet {
         let waiting = Readiness::waiting("it is starting");
         let shared = Arc::new(Shared {
             lowered: Dispatches::new(&model),
-            board: Mutex::new(board),
+            device_table: Mutex::new(board),
             cluster: RwLock::new(Arc::new(cluster)),
             planning,
             supplier: Arc::new(Supplier::new(model.opened())),
@@ -175,7 +177,7 @@ impl RemoteFleet {
             identity,
             readiness: watch::Sender::new(waiting),
             messages,
-            gate: Arc::default(),
+            plan_lock: Arc::default(),
             placing: Mutex::new(tokio::time::Instant::now()),
             sequence: AtomicU64::new(0),
             burst: Mutex::default(),
@@ -188,8 +190,8 @@ impl RemoteFleet {
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })
     }
 
-    /// The devices of the cluster are these now. Those that are new are connected, measured and planned with; those
-    /// that are missing are let go of; the list of removed members is told to all.
+    /// Takes over the devices that the cluster has now. New ones are connected, measured and planned with; missing ones
+    /// are let go of; the list of removed members goes to all.
     pub async fn update(&self, devices: Vec<Device>) {
         self.shared.send(Message::Devices(devices)).await;
     }
@@ -200,12 +202,12 @@ impl Fleet for RemoteFleet {
         self.shared.readiness.subscribe()
     }
 
-    fn outlook(&self) -> Outlook {
+    fn status(&self) -> FleetStatus {
         let cluster = self.shared.cluster();
         let Cluster { strategy, max_rows, .. } = *cluster;
-        let board = self.shared.board();
+        let board = self.shared.device_table();
         let placement = board.placement.as_ref();
-        Outlook {
+        FleetStatus {
             strategy,
             max_rows,
             plan: placement.map(|p| p.plan.clone()),
@@ -238,7 +240,7 @@ impl Fleet for RemoteFleet {
     fn devices(&self) -> Vec<DeviceView> {
         let now = self.shared.now();
         let cluster = self.shared.cluster();
-        let board = self.shared.board();
+        let board = self.shared.device_table();
         // Of one that has just joined the board does not know yet.
         let devices = cluster.devices.iter().enumerate();
         let devices = devices.filter(|(index, _)| board.shows(*index));

@@ -1,104 +1,104 @@
-//! What the membership says: what to do, and where devices stand.
+//! What the membership gives out: actions for the driver, and the states of devices.
 
 use super::{Index, Now};
 use galaxy_common::Epoch;
 
-/// What to do.
+/// What the driver is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Form a fresh connection and ask the device to describe itself.
     Connect {
-        /// Which device.
+        /// The device to connect.
         device: Index,
-        /// Which attempt.
+        /// The number of the attempt, which events about the connection repeat.
         attempt: u64,
     },
     /// Throw the connection away, with every call on it.
     Disconnect {
-        /// Which device.
+        /// The device to disconnect.
         device: Index,
     },
-    /// Ask for health.
+    /// Ask a device for its health.
     Ping {
-        /// Which device.
+        /// The device to ask.
         device: Index,
-        /// Which attempt.
+        /// The attempt by which the device is connected.
         attempt: u64,
     },
-    /// Everybody who is needed is there: make a plan, or take the last one if nothing has changed.
+    /// All devices that are needed are connected: make a plan, or take the last one if nothing has changed.
     Plan {
-        /// Which time.
+        /// The round of planning, which the answer repeats.
         round: u64,
     },
-    /// A device that the plan did not count on is there: look whether a plan with it is better.
+    /// A device that the plan did not count on is connected: look whether a plan with it is better.
     Look,
-    /// Devices that joined are there ([`joining`](super::Membership::joining)): have them measured, wait
-    /// until nothing runs, and then say [`Event::Quiet`](super::Event::Quiet).
+    /// Devices that joined are connected ([`joining`](super::Membership::joining)): have them
+    /// measured, wait until nothing runs, and then say [`Event::Quiet`](super::Event::Quiet).
     Gather,
     /// Send the device its part of the plan.
     Place {
-        /// Which device.
+        /// The device to place.
         device: Index,
-        /// In which epoch.
+        /// The epoch of the place.
         epoch: Epoch,
     },
     /// Tell the device to abort the epoch.
     Cancel {
-        /// Which device.
+        /// The device that is to abort.
         device: Index,
-        /// Which epoch.
+        /// The epoch to abort.
         epoch: Epoch,
     },
     /// Fail what runs in the epoch.
     Fail {
-        /// Which epoch.
+        /// The epoch that has ended.
         epoch: Epoch,
-        /// Because of whom.
+        /// The device because of which it has ended.
         device: Index,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// Every device of the ring is in place: programs may run.
     Ready {
-        /// In which epoch.
+        /// The epoch that programs may run in.
         epoch: Epoch,
     },
 }
 
-/// Where a device stands.
+/// The state of a device, as the membership sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum DeviceState {
     /// Not reached; the next attempt is due at `retry`.
     Unreachable {
-        /// When to try again.
+        /// When the next attempt is due.
         retry: Now,
-        /// Why not.
+        /// Why the device is not reached; empty before the first attempt.
         reason: String,
         /// Whether it was connected before.
         lost: bool,
     },
     /// An attempt is under way.
     Connecting {
-        /// Since when.
+        /// When the attempt began.
         since: Now,
-        /// Why the last one failed; empty for the first.
+        /// Why the last attempt failed; empty for the first.
         reason: String,
         /// Whether it was connected before.
         lost: bool,
     },
-    /// Connected, without a place.
+    /// The device is connected, and has no place.
     Connected,
-    /// Loading its shard, forming its links.
+    /// The device loads its shard and forms its links.
     Placing,
-    /// In its place.
+    /// The device is in its place.
     Ready {
-        /// Since when.
+        /// When the device took its place.
         since: Now,
     },
 }
 
-impl State {
-    /// The word for status replies.
+impl DeviceState {
+    /// The word for the state in status replies.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Unreachable { lost: true, .. } | Self::Connecting { lost: true, .. } => "lost",
@@ -108,7 +108,7 @@ impl State {
             Self::Ready { .. } => "ready",
         }
     }
-    /// Whether a connection stands.
+    /// Whether the device is connected.
     pub fn connected(&self) -> bool {
         matches!(self, Self::Connected | Self::Placing | Self::Ready { .. })
     }

@@ -4,15 +4,15 @@ use super::{Event, Membership, Now};
 use galaxy_common::Epoch;
 use std::time::Duration;
 
-/// How far ahead of this machine's clock that of a coordinator before us may have been.
+/// How far ahead of this machine's clock that of an earlier coordinator may have been.
 const AHEAD: Duration = Duration::from_secs(400 * 24 * 3600);
-/// A clock before 2020 was never set, and says nothing about those of others; then no epoch is taken from
-/// behind the year 2240.
+/// The year 2020: a clock that is before it was never set, and says nothing about those of others; then no epoch from
+/// beyond the year 2240 is believed.
 const SET: Epoch = Epoch::starting(1_577_836_800);
 const UNSET_LIMIT: Epoch = Epoch::starting(1 << 33);
 
 impl Membership {
-    /// An event as it is believed: a device that says of an epoch what cannot be is of no use.
+    /// An event as far as it is believed: a device that reports an impossible epoch counts as broken.
     pub(super) fn doubted(&self, now: Now, event: Event) -> Event {
         match event {
             Event::Connected { device, attempt, epoch }
@@ -29,9 +29,9 @@ impl Membership {
     }
 }
 
-/// The latest epoch that a device is believed to know, `now` after a coordinator began with `start`.
-/// Coordinators begin theirs by the clock, so that what one of them can have given out is not far ahead of
-/// it; a device that says more would have all others refuse what comes after.
+/// The latest epoch that a device is believed to know, `now` after a coordinator began with `start`. Coordinators begin
+/// theirs by the clock, so that what one of them can have given out is not far ahead of it; a device that reports more
+/// would make all others refuse the epochs that come after.
 fn believed(start: Epoch, now: Now) -> Epoch {
     if start < SET {
         return UNSET_LIMIT;

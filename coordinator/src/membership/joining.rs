@@ -1,13 +1,13 @@
 //! Devices that join the cluster while it runs, and those that are removed from it.
 
-use super::{AGAIN, Action, Index, Member, Membership, Moving, Now, Stage, State};
+use super::{AGAIN, Action, DeviceState, EpochStage, Index, Member, Membership, Moving, Now};
 
-/// Devices that joined are taken in.
+/// Devices that joined, while they are being taken in.
 #[derive(Debug, Clone)]
 pub(super) struct Intake {
-    /// These.
+    /// The devices that joined.
     pub(super) joined: Vec<Index>,
-    /// The ring before.
+    /// The ring before they joined.
     pub(super) ring: Vec<Index>,
 }
 
@@ -32,7 +32,7 @@ impl Membership {
         self.members[device].out.as_ref().map(|(why, _)| why.as_str())
     }
 
-    /// The devices that joined, are there, and are to be counted on now.
+    /// The devices that joined, are connected, and are to be counted on now.
     pub fn joining(&self, now: Now) -> Vec<Index> {
         let due = |m: &Member| !m.removed && m.state.connected() && m.due(now);
         let members = self.members.iter().enumerate();
@@ -45,7 +45,7 @@ impl Membership {
         let fresh = out.is_none();
         let member = Member { fresh, ..Member::new(now, out) };
         match self.members.get_mut(device) {
-            // Answers to attempts of before are not of this time.
+            // Answers to earlier attempts do not count.
             Some(known) => *known = Member { attempt: known.attempt + 1, ..member },
             None => self.members.push(member),
         }
@@ -57,16 +57,17 @@ impl Membership {
         let member = &mut self.members[device];
         member.removed = true;
         member.look = None;
-        member.state = State::Unreachable { retry: Now::MAX, reason: reason.clone(), lost: false };
+        member.state =
+            DeviceState::Unreachable { retry: Now::MAX, reason: reason.clone(), lost: false };
         actions.push(Action::Disconnect { device });
         if !needed {
             return;
         }
-        if self.stage == Stage::Live {
+        if self.stage == EpochStage::Live {
             self.give_up(device, reason, actions);
         }
         // A plan that is being made counts on it.
-        self.stage = Stage::Waiting;
+        self.stage = EpochStage::Waiting;
         self.moving = Moving::No;
         self.intake = None;
         self.place_after = now;
@@ -74,7 +75,7 @@ impl Membership {
         self.ring = left.map(Iterator::collect).filter(|ring: &Vec<_>| !ring.is_empty());
     }
 
-    /// Counts on those that joined and are there. Nothing runs.
+    /// Counts on the devices that joined and are connected. Nothing runs.
     pub(super) fn take_in(&mut self, now: Now, actions: &mut Vec<Action>) {
         self.gathering = false;
         let joined = self.joining(now);
@@ -83,8 +84,8 @@ impl Membership {
             return;
         };
         for (device, member) in self.members.iter_mut().enumerate() {
-            if matches!(member.state, State::Ready { .. }) {
-                member.state = State::Connected;
+            if matches!(member.state, DeviceState::Ready { .. }) {
+                member.state = DeviceState::Connected;
                 actions.push(Action::Cancel { device, epoch: self.epoch });
             }
             if joined.contains(&device) {
@@ -94,12 +95,12 @@ impl Membership {
         self.ring = Some(ring.iter().chain(&joined).copied().collect());
         self.intake = Some(Intake { joined, ring });
         self.let_in.clear();
-        self.stage = Stage::Waiting;
+        self.stage = EpochStage::Waiting;
         self.moving = Moving::Forth;
         self.place_after = now;
     }
 
-    /// Those that joined while the first plan was made are taken in as others are.
+    /// Leaves out the devices that joined during the first planning: they are taken in later, as others are.
     pub(super) fn leave_out_fresh(&mut self, now: Now) {
         for member in self.members.iter_mut().filter(|member| member.fresh) {
             member.fresh = false;
@@ -107,7 +108,7 @@ impl Membership {
         }
     }
 
-    /// Goes back to the ring of before, without those that were to be taken in.
+    /// Goes back to the ring before, without the devices that were to be taken in.
     pub(super) fn leave_out(&mut self, now: Now, reason: &str) {
         let Some(Intake { joined, ring }) = self.intake.take() else { return };
         for device in joined {

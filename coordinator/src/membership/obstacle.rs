@@ -1,10 +1,10 @@
-//! Why a cluster is not ready, in words for a person.
+//! Why a cluster is not ready, for people.
 
-use super::{Index, Membership, Stage, State};
+use super::{DeviceState, EpochStage, Index, Membership};
 
 impl Membership {
-    /// Whether there is no plan for the devices that there are, though all of them are there: the cluster will not be
-    /// ready before somebody changes it.
+    /// Whether there is no plan for the devices as they are, though all of them are connected: the
+    /// cluster will not be ready before somebody changes it.
     pub fn is_planless(&self) -> bool {
         let mut needed = self.needed().peekable();
         match needed.peek() {
@@ -13,14 +13,15 @@ impl Membership {
         }
     }
 
-    /// Who keeps the cluster from being ready, if it is a device, and why, in words for a person.
+    /// What keeps the cluster from being ready: a device, if it is one, and the reason, for people.
+    /// None if it is ready.
     pub fn obstacle(&self) -> Option<(Option<Index>, String)> {
         if self.ready().is_some() {
             return None;
         }
         for (device, member) in self.needed() {
-            if let State::Unreachable { reason, lost, .. }
-            | State::Connecting { reason, lost, .. } = &member.state
+            if let DeviceState::Unreachable { reason, lost, .. }
+            | DeviceState::Connecting { reason, lost, .. } = &member.state
             {
                 let mut reason = match (reason.is_empty(), lost) {
                     (true, _) => "is being connected".to_owned(),
@@ -55,8 +56,8 @@ impl Membership {
             return Some((None, why.to_owned()));
         }
         let mut needed = self.needed();
-        match needed.find(|(_, m)| !matches!(m.state, State::Ready { .. })) {
-            Some((device, _)) if self.stage == Stage::Live => {
+        match needed.find(|(_, m)| !matches!(m.state, DeviceState::Ready { .. })) {
+            Some((device, _)) if self.stage == EpochStage::Live => {
                 Some((Some(device), "is being placed".to_owned()))
             }
             _ => Some((None, "a plan is being made".to_owned())),

@@ -1,10 +1,12 @@
-//! Plans that come, and places that are taken by them.
+//! Plans that come in, and the places that devices take by them.
 
-use super::{AGAIN, Action, Index, Membership, Moving, Now, REPLACE, Stage, State, TICK, WITHOUT};
+use super::{
+    AGAIN, Action, DeviceState, EpochStage, Index, Membership, Moving, Now, REPLACE, TICK, WITHOUT,
+};
 use galaxy_common::Epoch;
 
 impl Membership {
-    /// There is a plan: it is placed.
+    /// Takes over a plan, and places devices by it.
     pub(super) fn planned(
         &mut self,
         now: Now,
@@ -12,7 +14,7 @@ impl Membership {
         ring: Vec<Index>,
         actions: &mut Vec<Action>,
     ) {
-        if self.stage == Stage::Planning(round) {
+        if self.stage == EpochStage::Planning(round) {
             // There is a plan now, and why there was none is over.
             self.planless = false;
             if matches!(self.refusal, Some((None, _))) {
@@ -30,7 +32,7 @@ impl Membership {
         }
     }
 
-    /// There is none, because of somebody or of all.
+    /// Planning has failed, because of a device or of all.
     pub(super) fn plan_failed(
         &mut self,
         now: Now,
@@ -39,11 +41,11 @@ impl Membership {
         reason: String,
         lasting: bool,
     ) {
-        if self.stage == Stage::Planning(round) && self.intake.is_some() {
-            self.stage = Stage::Waiting;
+        if self.stage == EpochStage::Planning(round) && self.intake.is_some() {
+            self.stage = EpochStage::Waiting;
             self.leave_out(now, &reason);
-        } else if self.stage == Stage::Planning(round) {
-            self.stage = Stage::Waiting;
+        } else if self.stage == EpochStage::Planning(round) {
+            self.stage = EpochStage::Waiting;
             self.moving = Moving::No;
             // Without those that are gone it is nobody's fault.
             self.refusal = Some((device.filter(|_| !self.without), reason));
@@ -56,7 +58,7 @@ impl Membership {
         }
     }
 
-    /// A better plan is there, and so is what it needs: the next epoch is placed by it.
+    /// Moves to a better plan, whose devices have made ready: the next epoch is placed by it.
     pub(super) fn moved(
         &mut self,
         now: Now,
@@ -67,8 +69,8 @@ impl Membership {
         let there = |device: &Index| self.members[*device].state.connected();
         if self.ready().is_some() && ring.iter().all(there) {
             for (device, member) in self.members.iter_mut().enumerate() {
-                if matches!(member.state, State::Ready { .. }) {
-                    member.state = State::Connected;
+                if matches!(member.state, DeviceState::Ready { .. }) {
+                    member.state = DeviceState::Connected;
                     // The others end the old epoch when they take their place in the new.
                     if !ring.contains(&device) {
                         let epoch = self.epoch;
@@ -94,9 +96,9 @@ impl Membership {
         epoch: Epoch,
         actions: &mut Vec<Action>,
     ) {
-        let placing = matches!(self.members[device].state, State::Placing);
-        if self.stage == Stage::Live && epoch == self.epoch && placing {
-            self.members[device].state = State::Ready { since: now };
+        let placing = matches!(self.members[device].state, DeviceState::Placing);
+        if self.stage == EpochStage::Live && epoch == self.epoch && placing {
+            self.members[device].state = DeviceState::Ready { since: now };
             let heard = &mut self.members[device].heard;
             *heard = now.max(*heard);
             if let Some(epoch) = self.ready() {
@@ -111,7 +113,7 @@ impl Membership {
         }
     }
 
-    /// A device has not.
+    /// A device has not taken its place.
     pub(super) fn place_failed(
         &mut self,
         now: Now,
@@ -120,7 +122,7 @@ impl Membership {
         reason: String,
         actions: &mut Vec<Action>,
     ) {
-        if self.stage == Stage::Live && epoch == self.epoch {
+        if self.stage == EpochStage::Live && epoch == self.epoch {
             self.refusal = Some((Some(device), reason.clone()));
             self.planless = false;
             let moving = self.moving;
@@ -137,30 +139,30 @@ impl Membership {
         }
     }
 
-    /// Gives out the next epoch, if everybody who has a part in it is there still.
+    /// Gives out the next epoch, if all devices that have a part in it are still connected.
     pub(super) fn place(&mut self, now: Now, actions: &mut Vec<Action>) {
         if !self.all_connected() {
-            self.stage = Stage::Waiting;
+            self.stage = EpochStage::Waiting;
             self.place_after = now + TICK;
             return;
         }
         self.epoch = self.epoch.max(self.known).next();
-        self.stage = Stage::Live;
+        self.stage = EpochStage::Live;
         for device in self.ring.clone().unwrap_or_default() {
-            self.members[device].state = State::Placing;
+            self.members[device].state = DeviceState::Placing;
             actions.push(Action::Place { device, epoch: self.epoch });
         }
     }
 
-    /// Ends the epoch: every device that is still there goes back to being merely connected.
+    /// Ends the epoch: all devices of it that are still connected lose their places.
     pub(super) fn give_up(&mut self, device: Index, reason: String, actions: &mut Vec<Action>) {
         let epoch = self.epoch;
-        self.stage = Stage::Waiting;
+        self.stage = EpochStage::Waiting;
         self.moving = Moving::No;
         actions.push(Action::Fail { epoch, device, reason });
         for (other, member) in self.members.iter_mut().enumerate() {
-            if matches!(member.state, State::Placing | State::Ready { .. }) {
-                member.state = State::Connected;
+            if matches!(member.state, DeviceState::Placing | DeviceState::Ready { .. }) {
+                member.state = DeviceState::Connected;
                 actions.push(Action::Cancel { device: other, epoch });
             }
         }

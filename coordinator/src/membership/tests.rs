@@ -16,7 +16,7 @@ struct World {
     membership: Membership,
     devices: Vec<Device>,
     epochs: Vec<Epoch>,
-    /// Whom the plan gives a part.
+    /// The devices that the plan gives a part, or why there is no plan.
     plan: Result<Vec<Index>, &'static str>,
     now: Now,
     due: Vec<(Now, Event)>,
@@ -278,7 +278,7 @@ fn a_device_without_a_part_keeps_nobody_waiting() {
     world.plan = Ok(vec![2, 0]);
     world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
-    assert_eq!(world.membership.state(1), &State::Connected);
+    assert_eq!(world.membership.state(1), &DeviceState::Connected);
     let from = world.now;
     world.devices[1] = Device::Killed;
     world.run(seconds(10.0));
@@ -288,7 +288,7 @@ fn a_device_without_a_part_keeps_nobody_waiting() {
     // It comes back and knows of a later epoch, of another coordinator: ours goes on.
     (world.devices[1], world.epochs[1]) = (FAST, Epoch(500));
     world.run(seconds(10.0));
-    assert_eq!(world.membership.state(1), &State::Connected);
+    assert_eq!(world.membership.state(1), &DeviceState::Connected);
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
     world.devices[0] = Device::Killed;
     world.run(seconds(5.0));
@@ -344,7 +344,7 @@ fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
 fn a_device_that_is_lost_while_the_plan_is_made_is_waited_for() {
     let mut world = World::new(2);
     world.run(Duration::from_millis(102));
-    assert_eq!(world.membership.stage, Stage::Planning(1));
+    assert_eq!(world.membership.stage, EpochStage::Planning(1));
     world.devices[1] = Device::Killed;
     let reason = "gone".to_owned();
     let attempt = world.membership.members[1].attempt;
@@ -372,7 +372,7 @@ fn a_move_fails_nothing_and_takes_in_who_was_left_out() {
     let cancels: Vec<_> =
         world.log.iter().filter(|(_, a)| matches!(a, Action::Cancel { .. })).collect();
     assert_eq!(cancels, [&(from, Action::Cancel { device: 1, epoch: Epoch(101) })]);
-    assert_eq!(world.membership.state(1), &State::Connected);
+    assert_eq!(world.membership.state(1), &DeviceState::Connected);
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn a_move_of_a_cluster_that_is_not_ready_is_none() {
     assert_eq!(world.membership.ring.as_deref(), Some(&[0, 1][..]));
 }
 
-/// Three devices, of which those of the ring may be gone for so long.
+/// Three devices, of which those of the ring may be gone for `patience` seconds.
 fn impatient(patience: f64) -> World {
     let mut world = World::new(3);
     world.membership = Membership::new(3, Epoch(100), None, Some(seconds(patience)));
@@ -626,7 +626,7 @@ fn who_comes_while_a_look_is_on_its_way_is_looked_at_later() {
 
 mod joining;
 
-/// What a device says of epochs is believed as far as a coordinator before us can have given them out.
+/// An epoch that a device reports is believed as far as an earlier coordinator can have given it out.
 #[test]
 fn a_device_that_lies_about_epochs_is_left_out() {
     let mut world = impatient(5.0);

@@ -18,22 +18,22 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// For one probe: the worker ends it by itself well before.
+/// The limit of one probe: the worker ends it by itself well before.
 const PROBE: Duration = Duration::from_secs(20);
-/// Links that are measured alone, too, to see whether they share a medium;
+/// How many links of a type are measured alone, too, to see whether they share a medium.
 const SAMPLE: usize = 3;
-/// and if they do, so many at most: then from each device to the next.
+/// The most links of a type that are measured alone if they share a medium: those from each device to the next first.
 const MOST_ALONE: usize = 32;
 
 /// One direction of one pair, over one type of link.
 #[derive(Clone)]
-struct Way {
+struct Direction {
     from: Reached,
     to: Reached,
     link: LinkType,
 }
 
-impl Way {
+impl Direction {
     fn name(&self) -> String {
         format!("{} -> {}, {}", self.from.device.name, self.to.device.name, self.link)
     }
@@ -63,13 +63,13 @@ pub(super) async fn links(
         wanted.links.iter().flat_map(move |&link| {
             let way = |&(a, b): &(usize, usize)| {
                 let (from, to) = (reached[a].clone(), reached[b].clone());
-                Way { from, to, link }
+                Direction { from, to, link }
             };
             let back: Vec<_> = pairs.iter().map(|&(a, b)| (b, a)).collect();
             [pairs.iter().map(way).collect(), back.iter().map(way).collect::<Vec<_>>()]
         })
     });
-    let rounds: Vec<Vec<Way>> = all
+    let rounds: Vec<Vec<Direction>> = all
         .map(|round| {
             let mut missing = Vec::new();
             for way in round {
@@ -81,8 +81,8 @@ pub(super) async fn links(
             missing
         })
         .collect();
-    let mut ways: Vec<Way> = rounds.iter().flatten().cloned().collect();
-    // Who has not answered once is asked no more: others wait for the end of this.
+    let mut ways: Vec<Direction> = rounds.iter().flatten().cloned().collect();
+    // A device that has not answered once is not asked again: others wait for the end of this.
     let mut silent = HashSet::new();
     let mut measured = in_rounds(rounds, &mut silent, progress).await;
     // From each device to its next before others, so that a few have every device in them; of these
@@ -90,8 +90,8 @@ pub(super) async fn links(
     let at = |worker: &Reached| {
         reached.iter().position(|r| r.device.name == worker.device.name).unwrap_or(0)
     };
-    let ahead = |way: &Way| (at(&way.to) + reached.len() - at(&way.from)) % reached.len();
-    let rate = |way: &Way| measured.iter().find(|m| way.is_of(m)).map_or(0.0, |m| m.rate);
+    let ahead = |way: &Direction| (at(&way.to) + reached.len() - at(&way.from)) % reached.len();
+    let rate = |way: &Direction| measured.iter().find(|m| way.is_of(m)).map_or(0.0, |m| m.rate);
     ways.sort_by(|a, b| ahead(a).cmp(&ahead(b)).then(rate(a).total_cmp(&rate(b))));
     alone(&ways, &wanted.links, &mut measured, &mut silent, progress).await;
     if !measured.is_empty() {
@@ -103,7 +103,7 @@ pub(super) async fn links(
 
 /// Measures all ways of a round at the same time, one round after another.
 async fn in_rounds(
-    rounds: Vec<Vec<Way>>,
+    rounds: Vec<Vec<Direction>>,
     silent: &mut HashSet<DeviceName>,
     progress: Listener<'_>,
 ) -> Vec<LinkProfile> {
@@ -149,15 +149,16 @@ async fn in_rounds(
 /// Measures links of each type that had others beside them when nothing else is measured: a sample,
 /// and more where one of these shares a medium.
 async fn alone(
-    ways: &[Way],
+    ways: &[Direction],
     types: &[LinkType],
     measured: &mut [LinkProfile],
     silent: &mut HashSet<DeviceName>,
     progress: Listener<'_>,
 ) {
     for &link in types {
-        let had_others = |way: &&Way| measured.iter().any(|m| m.beside > 0 && way.is_of(m));
-        let ways: Vec<&Way> = ways.iter().filter(|w| w.link == link).filter(had_others).collect();
+        let had_others = |way: &&Direction| measured.iter().any(|m| m.beside > 0 && way.is_of(m));
+        let ways: Vec<&Direction> =
+            ways.iter().filter(|w| w.link == link).filter(had_others).collect();
         let mut total = ways.len().min(SAMPLE);
         let mut done = 0;
         while done < total {
@@ -190,7 +191,7 @@ async fn alone(
     }
 }
 
-/// The rate of a link that was measured alone; not known if nothing sound came.
+/// The rate of a link that was measured alone; 0 if the measurement is not sound.
 fn alone_rate(beside_others: f64, reply: &ProbeReply) -> f64 {
     let median = Spread::of(&reply.rate).median;
     // Noise may make a link look slower alone; none is.
@@ -225,8 +226,8 @@ enum Unprobed {
     Said(String),
 }
 
-/// Measures one way, idle and under compute, while so many others are measured.
-async fn probe(way: &Way, beside: u32) -> Result<LinkProfile, Unprobed> {
+/// Measures one way, idle and under compute, while `beside` others are measured.
+async fn probe(way: &Direction, beside: u32) -> Result<LinkProfile, Unprobed> {
     let reply = ask(way, true).await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let (from, to) = (way.from.device.name.clone(), way.to.device.name.clone());
@@ -241,8 +242,8 @@ async fn probe(way: &Way, beside: u32) -> Result<LinkProfile, Unprobed> {
     Ok(profile)
 }
 
-/// The profile that a link's measurements give, made at no time and beside no other. They are a
-/// worker's word: it is to be checked.
+/// The profile that a link's measurements give, without a time and beside no other link. A worker
+/// may report anything: the profile is to be checked.
 pub(crate) fn link_profile(
     from: DeviceName,
     to: DeviceName,
@@ -270,7 +271,7 @@ pub(crate) fn link_profile(
     }
 }
 
-async fn ask(way: &Way, compute: bool) -> Result<ProbeReply, Unprobed> {
+async fn ask(way: &Direction, compute: bool) -> Result<ProbeReply, Unprobed> {
     let to = &way.to;
     let peer = Peer {
         name: to.device.name.to_string(),

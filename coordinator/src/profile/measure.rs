@@ -4,7 +4,7 @@ use super::{CollectError, Listener, Progress, Store, Wanted, links::links};
 use crate::{
     cluster::{Cluster, Device},
     connection::{Connection, introduce},
-    supply::Supplier,
+    model_server::Supplier,
 };
 use futures_util::future::join_all;
 use galaxy_common::{ClusterProfile, DeviceName, DeviceProfile, printable::line};
@@ -18,30 +18,29 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::task::JoinSet;
 use tonic::Status;
 
-/// Between two signs of life of a device that measures itself: one point of a slow one takes
-/// seconds.
+/// The longest silence of a device that measures itself: one point of a slow one takes seconds.
 const SILENCE: Duration = Duration::from_secs(60);
-/// For all that a device measures: it means to take less than 20 s, and a slow one takes more.
+/// The limit of all that a device measures: it means to take less than 20 s, and a slow one takes more.
 const WHOLE: Duration = Duration::from_secs(180);
 
-/// Characters of what a device says of how far it is.
+/// The most characters by which a device says how far it is.
 const MAX_WORDS: usize = 200;
 
-/// Who brings the model to a worker without it, and as whom.
+/// What supplies the model to a worker without it, and the identity that is used for that.
 type Supplying<'a> = (Arc<Supplier>, &'a Identity);
 
-/// A worker that answers.
+/// A worker that has answered.
 #[derive(Clone)]
 pub(super) struct Reached {
     pub(super) device: Device,
     pub(super) connection: Connection,
     pub(super) description: DescribeReply,
-    /// Kernel threads that it will use.
+    /// How many threads its kernels will use.
     threads: u16,
 }
 
 impl Reached {
-    /// Whether a profile is one of this device as it is.
+    /// Whether a profile was measured on this device as it is now.
     fn is_of(&self, profile: &DeviceProfile) -> bool {
         profile.device == self.device.name
             && profile.threads == self.threads
@@ -73,8 +72,8 @@ pub async fn collect(
     Ok(ClusterProfile { devices, links })
 }
 
-/// Measures each device of a cluster that the store has no profile of, and stores it. Says of whom it
-/// could not.
+/// Measures each device of a cluster that the store has no profile of, and stores it. Gives the
+/// devices that could not be measured, and why.
 pub async fn measure_each(
     cluster: &Cluster,
     model: &ModelDir,
@@ -184,7 +183,7 @@ async fn device(
     };
     let asked = tokio::time::timeout(SILENCE, worker.connection.profile(request)).await;
     let mut events = asked.map_err(silent)?.map_err(refused)?.into_inner();
-    // They end with this call.
+    // Supplies end with this call.
     let mut supplies = JoinSet::new();
     loop {
         let event = tokio::time::timeout(SILENCE, events.message()).await;

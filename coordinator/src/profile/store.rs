@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Beyond this no profile is read: a device's has some ten KB, the links of 128 devices some MB.
+/// The most bytes of a file that is read: a device's profile has some ten KB, the links of 128 devices have some MB.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// A directory of profiles. It need not exist until something is saved.
@@ -19,36 +19,36 @@ pub struct Store {
 /// A file of the store that is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the profile {} cannot be read: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file of the profile.
         path: PathBuf,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("the profile {} cannot be written: {source}", path.display())]
     Write {
-        /// Which.
+        /// The file of the profile.
         path: PathBuf,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
-    /// It is no profile.
+    /// The file is no profile.
     #[error("the profile {} is damaged: {why}", path.display())]
     Damaged {
-        /// Which.
+        /// The file that is damaged.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
     },
-    /// Its values are none.
+    /// The profile has impossible values.
     #[error("{}: {source}", path.display())]
     Values {
-        /// Which.
+        /// The file of the profile.
         path: PathBuf,
-        /// What is wrong with them.
+        /// What is wrong with the values.
         source: ProfileError,
     },
 }
@@ -59,7 +59,7 @@ impl Store {
         Self { dir: dir.into() }
     }
 
-    /// Where it is.
+    /// The directory of the store.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -99,7 +99,7 @@ impl Store {
         }
     }
 
-    /// Keeps the profile of a device, in the place of an older one.
+    /// Stores the profile of a device, in the place of an older one.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -122,7 +122,7 @@ impl Store {
         Ok(links.into_iter().filter(|link| link.check().is_ok()).collect())
     }
 
-    /// Keeps link profiles: each in the place of an older one of the same pair and type.
+    /// Stores link profiles, each in the place of an older one of the same pair and type.
     ///
     /// # Errors
     /// When they cannot be written.
@@ -141,7 +141,7 @@ impl Store {
         self.dir.join("links.json")
     }
 
-    /// Files whose names begin so, sorted.
+    /// Files whose names begin with `prefix`, sorted.
     fn files(&self, prefix: &str) -> Result<Vec<PathBuf>, StoreError> {
         let read = |source| StoreError::Read { path: self.dir.clone(), source };
         let entries = match fs::read_dir(&self.dir) {
@@ -161,7 +161,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Writes beside the file and moves it there: nobody ever reads half of it.
+    /// Writes a new file beside the old one and moves it there: nobody ever reads half of it.
     fn write(&self, path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
         let failed = |source| StoreError::Write { path: path.to_owned(), source };
         let mut text =

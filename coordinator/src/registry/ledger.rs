@@ -4,20 +4,22 @@
 use galaxy_common::DeviceName;
 use galaxy_proto::{
     identity::{Moment, Removed, Role},
-    join::{Ask, AskError, Asked, Binding, InvitationId, NoRandomness, PublicKey, Secret},
+    join::{
+        AskError, Binding, InvitationId, JoinRequest, NoRandomness, PublicKey, Secret, VerifiedJoin,
+    },
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, time::Duration};
 
-/// Invitations at one time.
+/// The most invitations at one time.
 const MAX_INVITATIONS: usize = 256;
-/// Identities that invitations have given, and members that were removed, in all of a cluster's life.
+/// The most identities that are issued, and the most members that are removed, in all of a cluster's life.
 const MAX_MEMBERS: usize = 16_384;
-/// Uses of one.
+/// The most uses of one invitation.
 pub const MAX_USES: u32 = 256;
-/// How long one may hold.
+/// The longest time that an invitation may hold.
 pub const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long one is kept after its end, so that who comes late is told why.
+/// How long an invitation is kept after its end, in seconds, so that a late machine learns why it is refused.
 const KEPT_S: u64 = 24 * 3600;
 /// A name that directories of keys need for themselves.
 const RESERVED: &str = "ca";
@@ -31,13 +33,13 @@ pub(super) struct Invitation {
     secret: Secret,
     #[serde(with = "text")]
     role: Role,
-    /// The name that it gives; none is given if who joins may choose.
+    /// The name that the member gets; none if it may choose.
     name: Option<DeviceName>,
-    /// How often it may still be used.
+    /// How often the invitation may still be used.
     uses: u32,
-    /// Seconds after 1970.
+    /// When the invitation ends, in seconds after 1970.
     until: u64,
-    /// Who made it.
+    /// The author of the invitation.
     by: String,
 }
 
@@ -56,7 +58,7 @@ pub(super) struct Issued {
 
 /// A member that was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Gone {
+pub(super) struct RemovedMember {
     name: DeviceName,
     #[serde(with = "optional")]
     key: Option<Key>,
@@ -68,51 +70,51 @@ pub(super) struct Gone {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key([u8; 32]);
 
-/// All of it, as it is kept.
+/// The ledger, as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ledger {
     invitations: Vec<Invitation>,
     issued: Vec<Issued>,
-    /// The number of removals is the version of the list.
-    removed: Vec<Gone>,
+    /// The members that were removed. Their number is the version of the list.
+    removed: Vec<RemovedMember>,
 }
 
-/// What an invitation is to be.
+/// The terms of an invitation.
 #[derive(Debug, Clone)]
 pub struct Terms {
-    /// What who joins may do.
+    /// The role of those that join.
     pub role: Role,
-    /// How many may.
+    /// How many may join.
     pub uses: u32,
-    /// For how long.
+    /// How long the invitation holds.
     pub lasts: Duration,
-    /// The name that who joins gets; without one it may choose.
+    /// The name that the member gets; none if it may choose.
     pub name: Option<DeviceName>,
 }
 
 /// Why there is no invitation.
 #[derive(Debug, thiserror::Error)]
 pub enum InviteError {
-    /// Coordinators do not join.
+    /// A coordinator cannot be invited.
     #[error("nobody joins as a coordinator: invite a device, a client or an admin")]
     Coordinator,
-    /// Too many uses, or none.
+    /// The invitation would have too many uses, or none.
     #[error("an invitation has 1 to {MAX_USES} uses, and with a name one, not {uses}")]
     Uses {
-        /// What was asked for.
+        /// How many uses were asked for.
         uses: u32,
     },
-    /// Too long, or no time at all.
+    /// The invitation would hold too long, or no time at all.
     #[error("an invitation holds for 1 s to 7 days")]
     Lasts,
-    /// What is wrong with the name.
+    /// The name cannot be given.
     #[error(transparent)]
     Name(#[from] NameDenial),
-    /// Too many.
+    /// There are too many invitations already.
     #[error("there are {MAX_INVITATIONS} invitations that hold already: wait until some end")]
     Many,
-    /// No randomness.
+    /// The system gives no randomness for the secret.
     #[error(transparent)]
     Random(#[from] NoRandomness),
 }
@@ -120,57 +122,57 @@ pub enum InviteError {
 /// Why a name cannot be given.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameDenial {
-    /// Somebody has it.
+    /// The name is taken.
     #[error("the name {0} is taken: choose another, with --name")]
     Taken(DeviceName),
-    /// Somebody had it.
+    /// The name is that of a removed member.
     #[error(
         "{0} was removed from the cluster, and its name is not given again: choose another, with --name"
     )]
     Removed(DeviceName),
-    /// It means something else.
+    /// The name is reserved.
     #[error("the name {0} is not given: choose another, with --name")]
     Reserved(DeviceName),
 }
 
-/// Why somebody does not join.
+/// Why a machine does not join.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
-    /// Nobody knows the invitation.
+    /// The invitation is not known.
     #[error(
         "the invitation {0} is not known here: was the line copied whole, and is it not too old?"
     )]
     Unknown(InvitationId),
-    /// It has ended.
+    /// The invitation has ended.
     #[error("the invitation {id} ended on {until}: make another with `galaxy invite`")]
     Expired {
-        /// Which.
+        /// The id of the invitation.
         id: InvitationId,
-        /// When.
+        /// When the invitation ended.
         until: Moment,
     },
-    /// It was used as often as it may.
+    /// The invitation was used as often as it may be.
     #[error("the invitation {0} has been used: make another with `galaxy invite`")]
     Used(InvitationId),
-    /// What is wrong with the ask.
+    /// The request to join is wrong.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// What is wrong with the name.
+    /// The name cannot be given.
     #[error(transparent)]
     Name(#[from] NameDenial),
-    /// There is none.
+    /// Neither the invitation nor the machine gives a name.
     #[error("the invitation names nobody: choose a name, with --name")]
     Nameless,
-    /// A key that has a certificate.
+    /// The key has a certificate already.
     #[error("the key has a certificate already: each identity has a key of its own")]
     KnownKey,
-    /// No room.
+    /// The cluster has had as many members as it may have.
     #[error("the cluster has had {MAX_MEMBERS} members already")]
     Many,
 }
 
 impl Denial {
-    /// A stable word.
+    /// The stable name of the reason, in snake case.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unknown(_) => "unknown_invitation",
@@ -187,46 +189,46 @@ impl Denial {
             Self::Many => "too_many",
         }
     }
-    /// Whether it counts as an attempt to guess.
+    /// Whether the reason counts as an attempt to guess.
     pub fn guesses(&self) -> bool {
         matches!(self, Self::Unknown(_) | Self::Ask(_) | Self::KnownKey)
     }
 }
 
-/// Who joins.
+/// A machine that may join.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admitted {
-    /// Its name,
+    /// The name of the new member.
     pub name: DeviceName,
-    /// its role,
+    /// The role of the new member.
     pub role: Role,
-    /// its key,
+    /// The public key of the new member.
     pub key: PublicKey,
-    /// and the secret that it knows.
+    /// The secret of the invitation, which the machine knows.
     pub secret: Secret,
 }
 
 /// Why nobody is removed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RemoveError {
-    /// Nobody of that name.
+    /// Nobody has that name.
     #[error("nobody of this cluster is called {name}; known are {}", known.join(", "))]
     Unknown {
-        /// Who.
+        /// The name that was asked for.
         name: DeviceName,
-        /// Whom there is.
+        /// The names that are known.
         known: Vec<String>,
     },
-    /// No room.
+    /// As many members were removed as may be.
     #[error("{MAX_MEMBERS} members were removed already: make the cluster a new authority")]
     Many,
-    /// The coordinator itself.
+    /// The coordinator itself is not removed.
     #[error("{0} is the coordinator itself")]
     Coordinator(DeviceName),
 }
 
 impl Ledger {
-    /// Makes an invitation. `taken` says whether a name has an owner that this ledger does not know.
+    /// Creates an invitation. `taken` says whether a name has an owner that this ledger does not know.
     ///
     /// # Errors
     /// When its terms are out of bounds, or there are too many.
@@ -252,7 +254,7 @@ impl Ledger {
         }
         self.invitations.retain(|old| now.0 < old.until.saturating_add(KEPT_S));
         if self.invitations.len() >= MAX_INVITATIONS {
-            // Those that hold no more are kept for their words only.
+            // Those that hold no more are kept only for the reasons of refusals.
             self.invitations.retain(|old| old.uses > 0 && now.0 < old.until);
         }
         if self.invitations.len() >= MAX_INVITATIONS {
@@ -265,22 +267,22 @@ impl Ledger {
         Ok((id, secret, Moment(until)))
     }
 
-    /// Decides on an ask, and uses the invitation up by one if it is taken. What this returns may be signed only once
-    /// the ledger is kept.
+    /// Decides on a request to join, and takes one use of the invitation if it is granted. What this returns may be
+    /// signed only once the ledger is stored.
     ///
     /// # Errors
-    /// Why not. Nothing is used up then.
+    /// The reason why the machine does not join. The invitation is not used then.
     pub fn admit(
         &mut self,
         now: Moment,
-        ask: &Ask,
+        ask: &JoinRequest,
         binding: &Binding,
         taken: impl Fn(&DeviceName) -> bool,
     ) -> Result<Admitted, Denial> {
         let at = self.invitations.iter().position(|known| known.id == ask.invitation);
         let at = at.ok_or(Denial::Unknown(ask.invitation))?;
         let Invitation { id, secret, role, name, uses, until, .. } = self.invitations[at].clone();
-        let Asked { key, wish } = Asked::check(ask, &secret, binding)?;
+        let VerifiedJoin { key, wish } = VerifiedJoin::check(ask, &secret, binding)?;
         if now.0 >= until {
             return Err(Denial::Expired { id, until: Moment(until) });
         }
@@ -304,7 +306,7 @@ impl Ledger {
         Ok(Admitted { name, role, key, secret })
     }
 
-    /// Notes an identity that is made here, where the authority is.
+    /// Notes an identity that is issued on this machine, where the authority is.
     ///
     /// # Errors
     /// When its name cannot be given.
@@ -338,8 +340,8 @@ impl Ledger {
         }
     }
 
-    /// Removes a member for good; of one that was removed before nothing changes. `others` are members that this
-    /// ledger does not know.
+    /// Removes a member for good; nothing changes if it was removed before. `others` are members that this ledger does
+    /// not know.
     ///
     /// # Errors
     /// When there is nobody of that name.
@@ -366,11 +368,11 @@ impl Ledger {
             return Err(RemoveError::Many);
         }
         let key = issued.map(|at| self.issued.remove(at).key);
-        self.removed.push(Gone { name: name.clone(), key, by, at: now.0 });
+        self.removed.push(RemovedMember { name: name.clone(), key, by, at: now.0 });
         Ok(())
     }
 
-    /// Who was removed, as doors and dials are told.
+    /// The list of removed members, by which doors and dials refuse them.
     pub fn removed(&self) -> Removed {
         Removed {
             version: self.removed.len() as u64,
@@ -379,7 +381,7 @@ impl Ledger {
         }
     }
 
-    /// Identities that invitations gave, with their roles.
+    /// Issued identities, with their roles.
     pub fn issued(&self) -> impl Iterator<Item = (&DeviceName, Role)> {
         self.issued.iter().map(|issued| (&issued.name, issued.role))
     }
@@ -405,7 +407,7 @@ impl std::str::FromStr for Key {
     }
 }
 
-/// The text forms of what has no binary one in JSON.
+/// Values as texts, where they have no form of their own in JSON.
 mod text {
     use super::{InvitationId, Key, Role, Secret};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

@@ -1,19 +1,19 @@
-//! Addresses that guess are made slow, as a pure state machine. Nobody is shut out: 128 bits are not guessed, and who
-//! shares an address with a guesser waits, and then joins.
+//! Addresses that guess secrets are slowed down, as a pure state machine. Nobody is shut out: 128
+//! bits are not guessed, and a machine that shares an address with a guesser waits, and then joins.
 
 use galaxy_proto::door::counted;
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
-/// After the first failure; doubles with each.
+/// The pause after the first failure, which doubles with each.
 const FIRST: Duration = Duration::from_millis(500);
 /// The longest pause.
 const LONGEST: Duration = Duration::from_secs(30);
-/// After so long without a failure an address is as new.
+/// The time without a failure after which the failures of an address are forgotten.
 const FORGIVEN: Duration = Duration::from_secs(600);
-/// Addresses that are remembered.
+/// How many addresses are remembered.
 const ADDRESSES: usize = 4096;
 
-/// A point in time: since the start.
+/// A point in time, as the duration since the start.
 type Now = Duration;
 
 #[derive(Debug, Clone, Copy)]
@@ -29,25 +29,25 @@ impl Record {
     }
 }
 
-/// What is remembered of addresses.
+/// The failures of addresses that are remembered.
 #[derive(Debug, Default)]
 pub struct Slowness {
     records: HashMap<IpAddr, Record>,
 }
 
 impl Slowness {
-    /// How long this address has to wait.
+    /// How long this address has to wait; none if it does not have to.
     pub fn wait(&self, now: Now, address: IpAddr) -> Option<Duration> {
         let until = self.records.get(&counted(address))?.until();
         until.checked_sub(now).filter(|wait| !wait.is_zero())
     }
 
-    /// This address has failed.
+    /// Notes that a request from this address has failed.
     pub fn failed(&mut self, now: Now, address: IpAddr) {
         let network = counted(address);
         if self.records.len() >= ADDRESSES && !self.records.contains_key(&network) {
             self.records.retain(|_, record| now < record.last + FORGIVEN);
-            // Who has so many addresses is not stopped by this, but by the number of bits.
+            // A guesser with so many addresses is not stopped by this, but by the number of bits.
             if let Some(oldest) = self.records.iter().min_by_key(|(_, record)| record.last)
                 && self.records.len() >= ADDRESSES
             {

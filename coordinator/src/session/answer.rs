@@ -21,15 +21,15 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// A request on its way.
+/// A request on its way through the queue and the fleet.
 pub(super) struct Answer<'a> {
     session: &'a Session,
     ticket: Ticket,
     report: Report,
     programs: Vec<TracedProgram>,
-    /// Until when the caller wants it, if it says,
+    /// Until when the caller wants the answer; none if the caller does not say.
     deadline: Option<Instant>,
-    /// and until when what fails is tried again.
+    /// Until when what fails is tried again.
     again: Option<Instant>,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Answer<'a> {
         Self { session, ticket, report, programs: Vec::new(), deadline: None, again: None }
     }
 
-    /// The time that the caller gives, from now on.
+    /// Sets the time that the caller gives, from now on.
     pub(super) fn within(mut self, timeout: Option<Duration>) -> Self {
         let begun = Instant::now();
         self.deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
@@ -60,7 +60,7 @@ impl<'a> Answer<'a> {
         outcome: Outcome,
     ) -> Result<Vec<Tensor>, RequestError> {
         let outcome = Arc::new(outcome);
-        let max_rows = self.session.outlook().max_rows;
+        let max_rows = self.session.fleet_status().max_rows;
         self.report.tokens = sequences.iter().map(|s| u64::from(s.rows)).sum();
         let sequences = readable(self.session.spec(), sequences, wanted)?;
         let mut results: Vec<Option<Tensor>> = vec![None; sequences.len()];
@@ -78,7 +78,7 @@ impl<'a> Answer<'a> {
         results.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)
     }
 
-    /// Notes how many tokens there are.
+    /// Notes how many tokens the request has.
     pub(super) fn count(&mut self, tokens: u64) {
         self.report.tokens = tokens;
     }
@@ -88,7 +88,7 @@ impl<'a> Answer<'a> {
         self.report.request
     }
 
-    /// Runs a batch, in its turn or in that of another that takes it along.
+    /// Runs a batch, in its own turn or in that of another batch that takes it along.
     async fn shared(
         &mut self,
         batch: &Arc<Batch>,
@@ -126,7 +126,7 @@ impl<'a> Answer<'a> {
                     tracing::info!(request = %self.report.request, %error, "runs again");
                     tokio::time::sleep(AGAIN).await;
                 }
-                // It may be because of another.
+                // It may have failed because of another batch.
                 (Err(error), others) if others > 0 && !error.retryable() => {
                     tracing::info!(request = %self.report.request, %error, "runs alone");
                     alone = true;
@@ -136,7 +136,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Whether the caller still waits when something is tried again.
+    /// Whether the caller still waits after another try.
     fn has_time(&self) -> bool {
         self.again.is_none_or(|until| Instant::now() < until)
     }
@@ -163,7 +163,7 @@ impl<'a> Answer<'a> {
     pub(super) fn ran(&mut self, step: &Stepped) {
         self.report.queue += step.queued;
         if self.report.programs == 0 {
-            self.report.cached = step.past;
+            self.report.cached = step.context_len;
         }
         self.note(&step.run, step.phase, step.shape.clone());
     }
@@ -174,7 +174,7 @@ impl<'a> Answer<'a> {
         self.programs.push(TracedProgram { epoch, sequence, plan, phase, shape });
     }
 
-    /// Remembers the request for traces.
+    /// Ends the request: remembers it for traces, and gives its report.
     pub(super) fn end(self) -> Report {
         let mut log = self.session.inner.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.push(self.report.request, self.programs);
@@ -183,7 +183,7 @@ impl<'a> Answer<'a> {
 }
 
 impl Session {
-    /// What becomes of the results of a batch. Blocks.
+    /// Turns the results of a batch into tensors. Blocks.
     fn finished(
         &self,
         results: Vec<Merged>,
@@ -218,24 +218,24 @@ impl Session {
     }
 }
 
-/// What becomes of the results of devices.
+/// How the results of devices become the answer.
 pub(super) enum Outcome {
-    /// They are the answer.
+    /// The results are the answer as they are.
     AsItIs,
-    /// They are pooled as far as devices have not, and go through the modules on top.
+    /// The results are pooled as far as devices have not, and go through the modules on top.
     Vectors(Vectors),
 }
 
 /// How the results of devices become the vectors of texts.
 pub(super) struct Vectors {
     pub(super) sentence: Arc<SentenceConfig>,
-    /// Rows of each sequence that are not pooled; none said where all are.
+    /// How many rows of each sequence are not pooled; empty where all are.
     pub(super) skipped: Vec<u32>,
     pub(super) form: VectorForm,
 }
 
 impl Vectors {
-    /// As the model's files say.
+    /// Vectors as the model's files say.
     pub(super) fn of(sentence: Arc<SentenceConfig>) -> Self {
         Self { sentence, skipped: Vec::new(), form: VectorForm::default() }
     }

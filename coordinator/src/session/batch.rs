@@ -1,28 +1,28 @@
-//! Batches: sequences packed into programs of at most so many rows.
+//! Batches: sequences packed into programs of at most `max_rows` rows.
 
 use crate::error::RequestError;
 use galaxy_common::{BatchShape, Segment, Wanted};
 use galaxy_engine::compute::Inputs;
 use galaxy_model::ModelSpec;
 
-/// Values of pixels of one program: far below what a message may have.
+/// The most pixel values of one program: far below what a message may have.
 const MAX_VALUES: usize = 6 << 20;
 
 /// One sequence of a request.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Sequence {
-    /// Its rows: at least one.
+    /// How many rows it has: at least one.
     pub(super) rows: u32,
-    pub(super) content: Content,
+    pub(super) content: RowContent,
 }
 
-/// What its rows are made of.
+/// The inputs of a sequence's rows.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Content {
-    /// A token id for each, and its type; no types where all are 0.
+pub(super) enum RowContent {
+    /// A token id for each row, and the type of each token; no types where all are 0.
     Tokens(Vec<u32>, Vec<u8>),
-    /// Squares of pixels.
-    Squares(Vec<f32>),
+    /// The pixel values of image patches.
+    Patches(Vec<f32>),
 }
 
 impl From<Vec<u32>> for Sequence {
@@ -32,14 +32,14 @@ impl From<Vec<u32>> for Sequence {
 }
 
 impl Sequence {
-    /// Tokens, each of its type; no types where all are 0.
+    /// A sequence of tokens, each of its type; no types where all are 0.
     pub(super) fn typed(ids: Vec<u32>, types: Vec<u8>) -> Self {
         // Checked against the model's positions before.
-        Self { rows: ids.len() as u32, content: Content::Tokens(ids, types) }
+        Self { rows: ids.len() as u32, content: RowContent::Tokens(ids, types) }
     }
 }
 
-/// The sequences as far as they are read for what is wanted of them.
+/// The sequences, as far as the model reads them for what is wanted.
 ///
 /// # Errors
 /// When the model reads some tokens of one otherwise than they are run here.
@@ -49,7 +49,7 @@ pub(super) fn readable(
     wanted: Wanted,
 ) -> Result<Vec<Sequence>, RequestError> {
     for (index, sequence) in sequences.iter_mut().enumerate() {
-        let Content::Tokens(ids, types) = &mut sequence.content else { continue };
+        let RowContent::Tokens(ids, types) = &mut sequence.content else { continue };
         let count = spec.readable(ids, wanted);
         let invalid = |why| RequestError::Invalid { why: format!("text {index}: {why}") };
         ids.truncate(count.map_err(invalid)?);
@@ -59,22 +59,22 @@ pub(super) fn readable(
     Ok(sequences)
 }
 
-impl Content {
+impl RowContent {
     fn values(&self) -> usize {
         match self {
             Self::Tokens(..) => 0,
-            Self::Squares(values) => values.len(),
+            Self::Patches(values) => values.len(),
         }
     }
 }
 
 /// The sequences of one program.
 pub(super) struct Batch {
-    /// Which sequences of the request, in the order of the segments.
+    /// Which sequences of the request these are, in the order of the segments.
     pub(super) indices: Vec<usize>,
-    /// Their shape.
+    /// The shape of the batch.
     pub(super) shape: BatchShape,
-    /// What their rows are made of, one sequence behind another.
+    /// The inputs of its rows, one sequence after another.
     pub(super) inputs: Inputs,
 }
 
@@ -114,7 +114,7 @@ fn batch(
     indices.sort_unstable();
     let segment = |(slot, &index): (u32, &usize)| {
         let rows = sequences[index].rows;
-        Segment { slot, past: 0, kept: false, rows, wanted }
+        Segment { slot, context_len: 0, cached: false, rows, wanted }
     };
     let segments = (0..).zip(&indices).map(segment).collect();
     let shape =
@@ -122,12 +122,12 @@ fn batch(
     let (mut ids, mut types, mut values) = (Vec::new(), Vec::new(), Vec::new());
     for &index in &indices {
         match &sequences[index].content {
-            Content::Tokens(tokens, kinds) => {
+            RowContent::Tokens(tokens, kinds) => {
                 ids.extend_from_slice(tokens);
                 types.extend_from_slice(kinds);
                 types.resize(ids.len(), 0);
             }
-            Content::Squares(squares) => values.extend_from_slice(squares),
+            RowContent::Patches(squares) => values.extend_from_slice(squares),
         }
     }
     let inputs = match values.is_empty() {

@@ -13,25 +13,25 @@ use std::sync::Arc;
 /// What the files of a model say of requests.
 pub(super) struct Files {
     model: String,
-    /// Without one: why.
+    /// The tokenizer, or why there is none.
     tokenizer: Result<Tokenizer, String>,
-    /// Without one: why.
+    /// How vectors of texts are computed, or why that is not known.
     sentence: Result<Arc<SentenceConfig>, String>,
-    /// Without one: whether the model is none, and why.
+    /// How pairs of texts are scored, or whether the model is no cross-encoder, and why.
     cross_encoder: Result<CrossEncoder, (bool, String)>,
-    /// Without it: why.
+    /// The defaults of generation, or why there are none.
     generation: Result<Generation, String>,
-    /// Without one: why. Of a model of images only.
+    /// How image files are read, or why they cannot be; none for a model that reads text.
     images: Option<Result<ImageProcessor, String>>,
 }
 
-/// What was read, or that the model's files are at fault.
+/// What was read, or the error that the model's files are at fault.
 fn read<T>(read: &Result<T, String>) -> Result<&T, RequestError> {
     read.as_ref().map_err(|why| RequestError::Model { why: why.clone() })
 }
 
 impl Files {
-    /// Reads them: blocks.
+    /// Reads the files. Blocks.
     pub(super) fn open(model: &ModelDir) -> Self {
         let sentence = model.sentence().map_err(|e| e.to_string());
         let cross_encoder = model.cross_encoder().map_err(|e| (e.is_caller(), e.to_string()));
@@ -58,22 +58,22 @@ impl Files {
         }
     }
 
-    /// What turns texts into tokens.
+    /// The tokenizer, which turns texts into tokens.
     pub(super) fn tokenizer(&self) -> Result<&Tokenizer, RequestError> {
         read(&self.tokenizer)
     }
 
-    /// How vectors of texts are made.
+    /// How vectors of texts are computed.
     pub(super) fn sentence(&self) -> Result<&Arc<SentenceConfig>, RequestError> {
         read(&self.sentence)
     }
 
-    /// How text is generated where nobody says otherwise.
+    /// How tokens are generated where the request does not say.
     pub(super) fn generation(&self) -> Result<&Generation, RequestError> {
         read(&self.generation)
     }
 
-    /// What turns files into pixels; nothing where the model reads text.
+    /// What turns image files into pixels; none where the model reads text.
     pub(super) fn images(&self) -> Option<Result<&ImageProcessor, RequestError>> {
         self.images.as_ref().map(read)
     }
@@ -90,7 +90,8 @@ impl Files {
         })
     }
 
-    /// How many tokens a text may have: by the files of sentence-transformers, or else of the tokenizer.
+    /// How many tokens a text may have, and what limits them: the files of sentence-transformers,
+    /// or else the tokenizer.
     pub(super) fn token_limit(&self, of_sentence: Option<u32>) -> Option<(u32, &'static str)> {
         let of_tokenizer = || self.tokenizer.as_ref().ok()?.max_tokens();
         match of_sentence {

@@ -1,59 +1,59 @@
 //! Sequences that generate tokens: in steps together with those of others, over changes of the plan.
 
+mod events;
+mod sequence;
 mod steps;
-mod telling;
-mod way;
 
-pub use telling::{Finish, Listener, Said};
+pub use events::{Finish, GenerateEvent, Listener};
 
 pub use steps::Sequences;
 pub(super) use steps::{Stepped, Steps};
 
 use super::{AGAIN, Session, answer::Answer};
 use crate::{error::RequestError, fleet::Readiness};
+use events::EventStream;
 use galaxy_common::{GenerateOptions, Prompt};
-use galaxy_engine::generate::Told;
+use galaxy_engine::generate::TokenEvent;
 use galaxy_proto::WAITING;
+use sequence::SequenceState;
 use std::{future::pending, time::Duration};
-use steps::{Answered, Between, Came, WaitingSequence};
-use telling::Telling;
+use steps::{Answered, RejoinGuard, StepOutcome, WaitingSequence};
 use tokio::{
     sync::mpsc::{self, UnboundedReceiver},
     time::{Instant, interval_at, sleep_until},
 };
-use way::Way;
 
-/// How long a client is waited for that does not read.
+/// How long a client that does not read is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Until when a sequence is worked on.
 struct Until {
-    /// The time that its caller gives, if it gives any,
+    /// When the time that the caller gives is over; none if the caller gives none.
     deadline: Option<Instant>,
-    /// and the error when that is over.
+    /// The error when that time is over.
     late: RequestError,
-    /// Without: how long it waits for its cluster between two tokens,
+    /// How long the sequence waits for its cluster between two tokens, if there is no deadline.
     patience: Duration,
-    /// and until when, if it waits.
+    /// Until when the sequence waits for its cluster; none while it does not wait.
     ready: Option<Instant>,
 }
 
 impl Until {
-    /// From now on.
+    /// The limits of a sequence that begins now.
     fn of(timeout: Option<Duration>, patience: Duration) -> Self {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let late = RequestError::Deadline { allowed: timeout.unwrap_or_default(), ours: false };
         Self { deadline, late, patience, ready: None }
     }
 
-    /// The cluster is not ready, or has failed: until when that is borne.
+    /// Notes that the cluster is not ready, or has failed. Gives until when that is borne.
     fn unready(&mut self) -> Instant {
         let ours = *self.ready.get_or_insert_with(|| Instant::now() + self.patience);
         self.deadline.unwrap_or(ours)
     }
 
-    /// Whether a cluster in this state is waited for still, between two looks at it. While it is ready, it is
-    /// others that are waited for.
+    /// Whether a cluster in this state is still waited for, from one look at it to the next. While it is ready, it is
+    /// other sequences that are waited for.
     fn bears(&mut self, readiness: &Readiness) -> bool {
         match readiness {
             Readiness::Ready(_) => {
@@ -64,7 +64,7 @@ impl Until {
         }
     }
 
-    /// What went well for so long is no waiting.
+    /// Notes that all went well for `took`, which does not count as waiting.
     fn went_well(&mut self, took: Duration) {
         if let Some(ready) = &mut self.ready {
             *ready += took;
@@ -73,13 +73,13 @@ impl Until {
 }
 
 impl Session {
-    /// Generates tokens behind a prompt, and says each as it comes. Ends when nobody listens any more,
-    /// after the step that runs then. Runs to its end even where the cluster starts, changes its plan or
-    /// loses a device meanwhile. Without a timeout it waits for that as long as [`super::Limits::timeout`] says from one
-    /// token to the next; waiting for room behind others counts against nothing.
+    /// Generates tokens behind a prompt, and sends each as it comes. Ends when nobody listens any more, after the step
+    /// that runs then. Runs to its end even where the cluster starts, changes its plan or loses a device meanwhile.
+    /// Without a timeout it waits for that as long as [`super::Limits::timeout`] says from one token to the next;
+    /// waiting for room behind others does not count.
     ///
     /// # Cancel safety
-    /// Not to be dropped before it is done: room is given back in its end.
+    /// Not to be dropped before it is done: only its end gives back its blocks.
     pub async fn generate(
         &self,
         prompt: Prompt,
@@ -105,49 +105,49 @@ impl Session {
         self.generates()?;
         let mut answer = self.begin()?;
         let generated = options.generated.clone();
-        let (mut way, stop, tokenized) = self.way(prompt, options).await?;
+        let (mut way, stop, tokenized) = self.sequence_state(prompt, options).await?;
         answer.tokenized(tokenized);
         let tokenizer = self.inner.files.tokenizer().ok();
-        let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.behind()));
-        let said = Said::Begun {
+        let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.prompt_tokens()));
+        let said = GenerateEvent::Begun {
             request: answer.request(),
-            prompt: way.text.prompt as u32,
-            seed: way.text.sampling.seed,
+            prompt: way.sequence.prompt as u32,
+            seed: way.sequence.sampling.seed,
             text: stream.is_some(),
             generated: generated.len() as u32,
         };
-        let mut telling = Telling::new(stream, stop, listener, &self.inner.steps, said);
+        let mut telling = EventStream::new(stream, stop, listener, &self.inner.steps, said);
         telling.resume(&mut way, &generated);
         let result = self.steps(&mut way, &mut answer, &mut telling, until).await;
         let (epoch, forgotten) = self.inner.steps.depart(self.caller.who(), &way);
         for slot in forgotten {
             self.inner.fleet.forget(epoch, slot).await;
         }
-        answer.count(way.text.tokens.len() as u64);
+        answer.count(way.sequence.tokens.len() as u64);
         let report = answer.end();
         if let Some(finish) = result? {
-            // One that goes on behind all its tokens has no step.
+            // A sequence that has all its tokens already has no step.
             telling.begin();
             if !telling.flush().await {
                 return Ok(());
             }
             let text = telling.rest()?;
-            telling.say(Said::Done { finish, text, report }).await;
+            telling.send(GenerateEvent::Done { finish, text, report }).await;
         }
         Ok(())
     }
 
-    /// Generates all tokens. Nothing when nobody listens any more.
+    /// Generates all tokens. None when nobody listens any more.
     async fn steps(
         &self,
-        way: &mut Way,
+        way: &mut SequenceState,
         answer: &mut Answer<'_>,
-        telling: &mut Telling<'_>,
+        telling: &mut EventStream<'_>,
         mut until: Until,
     ) -> Result<Option<Finish>, RequestError> {
-        let mut between: Option<Between> = None;
-        // What goes on behind tokens may end with the last of them.
-        if let Some(finish) = self.said(telling).await? {
+        let mut between: Option<RejoinGuard> = None;
+        // A sequence that resumes may end with the last token that it has.
+        if let Some(finish) = self.flush_events(telling).await? {
             return Ok(finish);
         }
         loop {
@@ -161,11 +161,11 @@ impl Session {
                 return Err(self.late(until.late));
             }
             let (tell, mut told) = mpsc::unbounded_channel();
-            let (before, begun) = (way.made(), Instant::now());
+            let (before, begun) = (way.generated(), Instant::now());
             let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
             drop(between.take());
-            // Who can begin does not wait for all of the burst that runs.
-            if way.kept.is_none() && self.inner.steps.has_room(way.text.tokens.len()) {
+            // A sequence that can begin does not wait for all of the burst that runs.
+            if way.cached.is_none() && self.inner.steps.has_room(way.sequence.tokens.len()) {
                 self.inner.fleet.end_burst();
             }
             let stepped = self.step(place, way, answer, telling, &mut told, &mut until);
@@ -173,27 +173,27 @@ impl Session {
             while let Ok(one) = told.try_recv() {
                 telling.take(way, one);
             }
-            let made = way.made() - before;
+            let made = way.generated() - before;
             if made > 0 {
                 until.ready = None;
             }
             let failed = match came {
-                Came::Evicted => {
-                    way.kept = None;
+                StepOutcome::Evicted => {
+                    way.cached = None;
                     None
                 }
-                Came::Step(Ok(step), _) => {
+                StepOutcome::Step(Ok(step), _) => {
                     answer.ran(&step);
                     way.ran(&step, made);
                     telling.begin();
                     until.went_well(begun.elapsed());
                     None
                 }
-                // It has all that it needs.
-                Came::Step(Err(_), _) if telling.finish.is_some() => None,
-                Came::Step(Err(error), together) => way.failed(error, together)?,
+                // The sequence has all that it needs.
+                StepOutcome::Step(Err(_), _) if telling.finish.is_some() => None,
+                StepOutcome::Step(Err(error), together) => way.failed(error, together)?,
             };
-            // Nobody waits for one that ends, or whose client does not keep up.
+            // The next step does not wait for a sequence that ends, or whose client does not keep up.
             let waits = failed.is_none() && telling.finish.is_none() && !telling.waits();
             between = waits.then_some(still);
             if let Some(error) = failed {
@@ -203,13 +203,13 @@ impl Session {
                 tracing::info!(request = %answer.request(), %error, "a sequence begins again");
                 tokio::time::sleep(AGAIN).await;
             }
-            if let Some(finish) = self.said(telling).await? {
+            if let Some(finish) = self.flush_events(telling).await? {
                 return Ok(finish);
             }
         }
     }
 
-    /// Has a sequence leave that wants no more. False while a step runs with it, which ends early then.
+    /// Takes out a sequence that wants no more. False while a step runs with it, which ends early then.
     fn leave(&self, place: &WaitingSequence) -> bool {
         let left = place.leave();
         if !left {
@@ -218,11 +218,11 @@ impl Session {
         left
     }
 
-    /// Says what waits to be said. Some when the sequence ends by that: because of a token, or since nobody
-    /// listens any more.
-    async fn said(
+    /// Sends what waits to be sent. Some when the sequence ends by that: because of a token, or since nobody listens
+    /// any more.
+    async fn flush_events(
         &self,
-        telling: &mut Telling<'_>,
+        telling: &mut EventStream<'_>,
     ) -> Result<Option<Option<Finish>>, RequestError> {
         let heard = telling.flush().await;
         match telling.finish.take() {
@@ -232,15 +232,15 @@ impl Session {
         }
     }
 
-    /// Waits until a step has run with a sequence, and runs steps for all while it has the turn. None when nobody
-    /// listens any more.
+    /// Waits until a step has run with a sequence, and runs steps for all sequences while it has the turn. None when
+    /// nobody listens any more.
     async fn step(
         &self,
         mut place: WaitingSequence,
-        way: &mut Way,
+        way: &mut SequenceState,
         answer: &Answer<'_>,
-        telling: &mut Telling<'_>,
-        told: &mut UnboundedReceiver<Told>,
+        telling: &mut EventStream<'_>,
+        told: &mut UnboundedReceiver<TokenEvent>,
         until: &mut Until,
     ) -> Result<Option<Answered>, RequestError> {
         let (deadline, late) = (until.deadline, until.late.clone());
@@ -271,7 +271,7 @@ impl Session {
                             return answered.map(Some).map_err(broke);
                         }
                         turn = &mut turn, if free => break turn,
-                        // Nobody waits in the queue for who does not want it.
+                        // A sequence whose listener is gone does not wait in the queue.
                         () = telling.listener.closed(), if free => match self.leave(&place) {
                             true => return Ok(None),
                             false => free = false,
@@ -294,7 +294,7 @@ impl Session {
                 }
             };
             match turn {
-                // A step with it has ended just now: its answer comes.
+                // A step with the sequence has ended just now: its answer comes.
                 _ if !place.waits() => free = false,
                 Ok(turn) => {
                     changes.mark_unchanged();
@@ -302,7 +302,8 @@ impl Session {
                 }
                 Err(error) => {
                     place.leave();
-                    let (came, between) = (Came::Step(Err(error), 1), self.inner.steps.between());
+                    let (came, between) =
+                        (StepOutcome::Step(Err(error), 1), self.inner.steps.between());
                     return Ok(Some(Answered { came, between }));
                 }
             }
@@ -310,7 +311,7 @@ impl Session {
     }
 }
 
-/// Waits until then; for ever, if there is no such time.
+/// Waits until the deadline; for ever, if there is none.
 async fn over(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,

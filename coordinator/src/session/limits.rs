@@ -1,34 +1,34 @@
-//! What requests may have.
+//! The limits of requests.
 
 use super::Session;
 use crate::error::{self, RequestError};
 use galaxy_common::Bytes;
 use std::time::Duration;
 
-/// Texts that one request may have; the SDK sends more in parts.
+/// How many texts one request may have; the SDK sends more in parts.
 pub const MAX_TEXTS: usize = 1024;
-/// Bytes of results that one request may ask for.
+/// How many bytes of results one request may ask for.
 pub const MAX_RESULT_BYTES: u64 = 512 << 20;
 
-/// What a session grants.
+/// What a session grants to requests and clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests that wait while one runs.
+    /// How many requests may wait while one runs.
     pub queue: usize,
-    /// How long a request may take that does not say.
+    /// How long a request may take that does not say itself.
     pub timeout: Duration,
-    /// What one client may hold of this process's memory.
+    /// How much of this process's memory one client may hold.
     pub client_memory: Bytes,
-    /// Whether drafts of what may follow a sequence are verified where that pays.
+    /// Whether drafts are verified where that pays (speculative decoding).
     pub drafts: bool,
 }
 
 impl Session {
-    /// Most tokens of a text, and what limits them; `by_files` may be what the model's files say.
+    /// The most tokens of a text, and what limits them; `by_files` is the limit by the model's files, if they say one.
     pub(super) fn text_limit(&self, by_files: Option<(u32, &'static str)>) -> (u32, &'static str) {
         let limits = [
             (self.spec().position_limit(), self.spec().limited_by()),
-            (self.outlook().max_rows, error::MAX_ROWS),
+            (self.fleet_status().max_rows, error::MAX_ROWS),
             by_files.unwrap_or((u32::MAX, "nothing")),
         ];
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has three elements")
@@ -65,7 +65,7 @@ impl Session {
     }
 }
 
-/// Checks how many there are of what a request has.
+/// Checks how many items a request has.
 pub(super) fn check_count(count: usize, what: &'static str) -> Result<(), RequestError> {
     match count {
         0 => Err(RequestError::Nothing { what }),

@@ -1,9 +1,9 @@
-//! The raw door: token ids or images in, tensors out.
+//! Raw requests: token ids or images in, tensors out.
 
 use super::{
     Report, Session,
     answer::{Outcome, Vectors},
-    batch::{Content, Sequence},
+    batch::{RowContent, Sequence},
     limits::{MAX_RESULT_BYTES, check_count},
 };
 use crate::{
@@ -14,19 +14,19 @@ use galaxy_common::Wanted;
 use galaxy_model::{HeadSpec, image::ImageError};
 use std::time::Duration;
 
-/// What the raw door is asked for.
+/// The output that a raw request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunOutput {
     /// The model's own pooling and normalisation, as for [`Session::embed`].
     Sentence,
-    /// One of the outputs, as it is.
+    /// One of the model's outputs, as it is.
     Wanted(Wanted),
 }
 
-/// One sequence of the raw door.
+/// One sequence of a raw request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
-    /// Token ids.
+    /// Token ids, which are used as they are.
     Tokens(Vec<u32>),
     /// An image file, PNG or JPEG.
     Image(Vec<u8>),
@@ -34,28 +34,28 @@ pub enum Input {
     Pixels(Vec<f32>),
 }
 
-/// One result of the raw door.
+/// One result of a raw request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Extents, the outermost first.
+    /// The extents of the tensor, the outermost first.
     pub shape: Vec<u32>,
-    /// Values, row after row.
+    /// The values of the tensor, row after row.
     pub values: Vec<f32>,
 }
 
-/// Results of the raw door.
+/// The results of a raw request.
 #[derive(Debug, Clone)]
 pub struct Tensors {
-    /// One for each sequence, in their order.
+    /// One tensor for each sequence, in their order.
     pub tensors: Vec<Tensor>,
-    /// What it cost.
+    /// What the request cost.
     pub report: Report,
-    /// The memory that they are counted as, until they are taken.
+    /// Holds the memory of the results until they are taken.
     pub held: Caller,
 }
 
 impl Session {
-    /// The raw door: token ids or images in, tensors out.
+    /// Runs a raw request: token ids or images in, tensors out.
     ///
     /// # Cancel safety
     /// As [`Session::embed`].
@@ -86,7 +86,7 @@ impl Session {
         self.timed(timeout, work).await
     }
 
-    /// The output as this model has it.
+    /// The output as this model has it, or an error if it has none.
     pub(super) fn supported(&self, wanted: Wanted) -> Result<Wanted, RequestError> {
         let refuse = |name: &str, why: &str| RequestError::UnsupportedOutput {
             model: self.inner.model.name().to_owned(),
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Checks what the raw door was given, as far as it can be seen before images are read.
+    /// Checks the sequences of a raw request, as far as they can be seen before images are read.
     fn check(&self, sequences: &[Input], wanted: Wanted) -> Result<(), RequestError> {
         let spec = self.spec();
         check_count(sequences.len(), "sequences")?;
@@ -145,7 +145,7 @@ impl Session {
         self.caller.grow(2 * 4 * values)
     }
 
-    /// What the raw door was given as rows, where blocking is allowed: images are read.
+    /// Turns the inputs of a raw request into sequences, where blocking is allowed: images are read.
     pub(super) async fn prepare(
         &self,
         inputs: Vec<Input>,
@@ -181,7 +181,7 @@ impl Session {
             let shape = [patches.channels, patches.height, patches.width];
             return Err(invalid(format!("it has {have} values, and {shape:?} are {want}")));
         }
-        let (rows, limit) = (patches.rows(), self.outlook().max_rows);
+        let (rows, limit) = (patches.rows(), self.fleet_status().max_rows);
         if rows > limit {
             let limited_by = error::MAX_ROWS;
             let (what, tokens) = (format!("sequence {index}"), rows as usize);
@@ -189,6 +189,6 @@ impl Session {
         }
         // Its own, and the batch's.
         self.caller.grow(2 * 4 * want as u64)?;
-        Ok(Sequence { rows, content: Content::Squares(patches.cut(&pixels)) })
+        Ok(Sequence { rows, content: RowContent::Patches(patches.cut(&pixels)) })
     }
 }

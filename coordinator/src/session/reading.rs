@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 impl Session {
-    /// Reads what came, where blocking is allowed, and says how long that took.
+    /// Runs `read` where blocking is allowed, and gives how long it took.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Self, &Gone) -> Result<T, RequestError> + Send + 'static,
@@ -24,11 +24,11 @@ impl Session {
     }
 }
 
-/// Whether anybody waits still for what a thread makes.
+/// Tells a thread whether anybody still waits for its result.
 pub(super) struct Gone(Weak<()>);
 
 impl Gone {
-    /// What is kept by who waits, and what is asked by who works.
+    /// What the side that waits keeps, and what the side that works asks.
     fn pair() -> (Arc<()>, Self) {
         let kept = Arc::new(());
         let asked = Self(Arc::downgrade(&kept));

@@ -7,28 +7,28 @@ use std::time::Duration;
 /// What a request cost.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Its number, for a trace.
+    /// The number of the request, for a trace.
     pub request: RequestId,
     /// The epoch of its last program.
     pub epoch: Epoch,
-    /// Waiting for readiness and for the turn.
+    /// Time spent waiting for readiness and for the turn.
     pub queue: Duration,
-    /// Tokenising, or reading images.
+    /// Time spent tokenising, or reading images.
     pub tokenize: Duration,
-    /// Programs on the devices.
+    /// Time that programs took on the devices.
     pub execute: Duration,
-    /// Tokens in all, or rows of images.
+    /// How many tokens there are in all, or rows of images.
     pub tokens: u64,
-    /// Tokens of a prompt that were in the key-value cache already.
+    /// How many tokens of a prompt had their rows cached already.
     pub cached: u32,
-    /// Programs.
+    /// How many programs ran.
     pub programs: u32,
-    /// Sums over the programs, by device.
+    /// What the programs cost each device, in sum.
     pub devices: Vec<(DeviceName, DeviceCost)>,
 }
 
 impl Report {
-    /// Adds a program.
+    /// Adds what a program cost.
     pub(super) fn add(&mut self, run: &Run) {
         self.execute += run.took;
         self.programs += 1;

@@ -1,4 +1,4 @@
-//! Vectors, classes and ranks of texts: what they are asked with, and how they become sequences.
+//! Vectors, classes and scores of texts: the requests for them, and how texts become sequences.
 
 use super::{
     Input, Report, Session,
@@ -6,7 +6,7 @@ use super::{
     batch::Sequence,
     limits::check_count,
 };
-use crate::{client_memory::Briefly, error::RequestError, fleet::blocking};
+use crate::{client_memory::MemoryGuard, error::RequestError, fleet::blocking};
 use galaxy_common::Wanted;
 use galaxy_model::{
     ClassHead, HeadSpec, ModelError, Problem,
@@ -15,9 +15,9 @@ use galaxy_model::{
 };
 use std::{num::NonZeroU32, time::Duration};
 
-/// Bytes of a text for each token that is allowed: more than tokens have, but for runs of one letter.
+/// How many bytes of a text are allowed for each token: more than tokens have, but for runs of one letter.
 const TOKEN_BYTES: usize = 64;
-/// Bytes that are read of any text.
+/// How many bytes of any text are read.
 const TEXT_BYTES: usize = 64 << 10;
 /// Bytes that tokenisers take for each byte of a text (measured: 240).
 const TOKENIZING: u64 = 256;
@@ -27,14 +27,14 @@ const TOKENIZING: u64 = 256;
 pub enum Prefix {
     /// A prompt of the model's files, by its name.
     Named(String),
-    /// This text.
+    /// This text, as it is.
     Text(String),
 }
 
-/// What becomes vectors, and how.
+/// A request for the vectors of texts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Embed {
-    /// The texts.
+    /// The texts whose vectors are wanted.
     pub texts: Vec<String>,
     /// Token ids instead of texts: used as they are.
     pub ids: Vec<Vec<u32>>,
@@ -42,7 +42,7 @@ pub struct Embed {
     pub truncate: bool,
     /// What is put before each text, instead of what the model's files say.
     pub prefix: Option<Prefix>,
-    /// Vectors are cut to so many values, instead of what the model's files say.
+    /// How many values each vector is cut to, instead of what the model's files say.
     pub dimensions: Option<NonZeroU32>,
     /// Whether vectors are scaled to length one in the end, whatever the model's files say.
     pub normalise: bool,
@@ -57,36 +57,36 @@ pub enum Items {
     Images(Vec<Vec<u8>>),
 }
 
-/// Vectors of texts.
+/// The vectors of texts.
 #[derive(Debug, Clone)]
 pub struct Embeddings {
-    /// Values of each.
+    /// How many values each vector has.
     pub width: u32,
-    /// texts x width.
+    /// The vectors, one after another: `[texts, width]`.
     pub vectors: Vec<f32>,
-    /// What it cost.
+    /// What the request cost.
     pub report: Report,
 }
 
-/// Class logits of texts.
+/// The class logits of texts or images.
 #[derive(Debug, Clone)]
 pub struct Classes {
-    /// Names of the classes.
+    /// The names of the classes.
     pub labels: Vec<String>,
-    /// texts x labels.
+    /// The logits of each text, one after another: `[texts, labels]`.
     pub logits: Vec<f32>,
-    /// What the logits mean, as many.
+    /// What the logits mean, as many values.
     pub probabilities: Vec<f32>,
-    /// What it cost.
+    /// What the request cost.
     pub report: Report,
 }
 
 /// How well texts answer a query.
 #[derive(Debug, Clone)]
 pub struct Scores {
-    /// One for each text, in their order.
+    /// One score for each text, in their order.
     pub scores: Vec<f32>,
-    /// What it cost.
+    /// What the request cost.
     pub report: Report,
 }
 
@@ -205,7 +205,7 @@ impl Session {
         self.timed(timeout, work).await
     }
 
-    /// What the model's vectors are to be like.
+    /// The form of vectors that a request asks for.
     fn form(
         &self,
         sentence: &SentenceConfig,
@@ -224,7 +224,7 @@ impl Session {
         }
     }
 
-    /// Token ids that the caller gives, checked.
+    /// The token ids of a request as sequences, checked.
     fn given(
         &self,
         embed: Embed,
@@ -244,7 +244,8 @@ impl Session {
         Ok(embed.ids.into_iter().map(Sequence::from).collect())
     }
 
-    /// Texts to tokens, where blocking is allowed; and how many rows of each are its prompt's, if `skips`.
+    /// Turns texts into tokens, where blocking is allowed. Gives also how many rows of each are its prompt's, if
+    /// `skips`.
     async fn tokenize(
         &self,
         texts: Vec<String>,
@@ -277,7 +278,7 @@ impl Session {
         .await
     }
 
-    /// Pairs of a query and each text to tokens, where blocking is allowed.
+    /// Turns pairs of a query and each text into tokens, where blocking is allowed.
     async fn pair(
         &self,
         query: Texts,
@@ -297,7 +298,7 @@ impl Session {
                 let _tokenizing = session.tokenizing(text, query.limit, || of(index))?;
                 let encoded = tokenizer.encode_pair(&query.prompt, text, query.cut());
                 let mut encoded = encoded.map_err(|e| of_text(index, &e))?;
-                // A table of one row has nothing to tell them apart by.
+                // A table of one row cannot tell them apart.
                 if types < 2 {
                     encoded.types.clear();
                 }
@@ -312,13 +313,13 @@ impl Session {
         .await
     }
 
-    /// Takes the memory that tokenising a text takes, unless it has more bytes than its tokens could have.
+    /// Takes the memory that tokenising a text needs, unless the text has more bytes than its tokens could have.
     pub(super) fn tokenizing(
         &self,
         text: &str,
         limit: (u32, &'static str),
         what: impl FnOnce() -> String,
-    ) -> Result<Briefly, RequestError> {
+    ) -> Result<MemoryGuard, RequestError> {
         check_bytes(text.len(), limit, what)?;
         self.caller.briefly(text.len() as u64 * TOKENIZING)
     }
@@ -402,7 +403,7 @@ fn probabilities(head: &ClassHead, logits: &[f32]) -> Vec<f32> {
     }
 }
 
-/// Refuses a text by its bytes, before anything is made of it.
+/// Refuses a text by its bytes, before it is tokenised.
 fn check_bytes(
     bytes: usize,
     (limit, limited_by): (u32, &'static str),

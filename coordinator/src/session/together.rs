@@ -1,7 +1,7 @@
 //! Batches of several requests in one program: whoever has the turn takes along what waits and fits.
 //!
-//! Nobody waits for others to come: what is there when the turn is, goes together. A row's result does not depend
-//! on the rows beside it, so nobody's result changes.
+//! Nobody waits for others to come: what is there when the turn comes, runs together. A row's result does not depend on
+//! the rows beside it, so nobody's result changes.
 
 use super::{GRACE, Session, batch::Batch};
 use crate::{
@@ -22,11 +22,11 @@ use tokio::{sync::oneshot, time::Instant};
 
 /// The batches that wait for the turn, in the order in which they came.
 #[derive(Default)]
-pub(super) struct Together(Mutex<Queue>);
+pub(super) struct BatchQueue(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
-    /// Of who came last.
+    /// The number of the batch that came last.
     number: u64,
     batches: Vec<Entry>,
 }
@@ -36,32 +36,32 @@ struct Entry {
     client: Who,
     wanted: Wanted,
     batch: Arc<Batch>,
-    /// Until when the caller wants it, if it says.
+    /// Until when the caller wants the results; none if the caller does not say.
     deadline: Option<Instant>,
     answer: oneshot::Sender<Answered>,
 }
 
-/// What came of a batch, among so many others in its program.
+/// The outcome of a batch, and how many other batches were in its program.
 pub(super) type Answered = (Result<Shared, RequestError>, usize);
 
 /// A batch's part of a program that ran.
 pub(super) struct Shared {
     pub(super) run: Arc<Run>,
-    /// Of the whole program.
+    /// The shape of the whole program.
     pub(super) shape: BatchShape,
-    /// One for each segment of the batch.
+    /// The results, one for each segment of the batch.
     pub(super) results: Vec<Merged>,
 }
 
 /// A batch that waits; it leaves when this is dropped.
 pub(super) struct WaitingBatch<'a> {
-    of: &'a Together,
+    of: &'a BatchQueue,
     number: u64,
     pub(super) answer: oneshot::Receiver<Answered>,
 }
 
 impl WaitingBatch<'_> {
-    /// Whether no program runs with it.
+    /// Whether the batch still waits, and no program runs with it.
     pub(super) fn waits(&self) -> bool {
         self.of.lock().batches.iter().any(|entry| entry.number == self.number)
     }
@@ -73,12 +73,12 @@ impl Drop for WaitingBatch<'_> {
     }
 }
 
-impl Together {
+impl BatchQueue {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the turn.
+    /// Has a batch wait for the turn.
     pub(super) fn wait(
         &self,
         client: &Who,
@@ -94,7 +94,7 @@ impl Together {
         WaitingBatch { of: self, number, answer }
     }
 
-    /// Takes a batch, and with it those of the same kind for which its program has room, of clients in turns.
+    /// Takes a batch, and with it those of the same kind for which its program has room, with clients in turns.
     fn take(&self, number: u64, max_rows: u32, alone: bool) -> Vec<Entry> {
         let mut queue = self.lock();
         let Some(at) = queue.batches.iter().position(|entry| entry.number == number) else {
@@ -131,7 +131,7 @@ impl Entry {
     }
 }
 
-/// The program of some batches, one behind another.
+/// The program of some batches, one after another.
 fn task(entries: &[Entry]) -> Result<Task, RequestError> {
     if let [Entry { batch, .. }] = entries {
         return Ok(Task::new(batch.shape.clone(), batch.inputs.clone()));
@@ -164,14 +164,14 @@ impl Session {
         if !place.waits() {
             return;
         }
-        let entries = self.inner.together.take(place.number, self.outlook().max_rows, alone);
+        let entries = self.inner.together.take(place.number, self.fleet_status().max_rows, alone);
         // A task of its own: the program runs to its end, whoever still waits for it.
         tokio::spawn(self.clone().run_batches(turn, entries));
     }
 
     async fn run_batches(self, turn: Turn, entries: Vec<Entry>) {
-        // Longer if a caller gives more, and not shorter: what overruns it ends the epoch for all. It is over before
-        // the caller's time is: who has no result is named.
+        // The limit is longer if a caller gives more time, and never shorter: a program that overruns it ends the epoch
+        // for all. It ends before the caller's time does, so that the device without a result is named.
         let now = Instant::now();
         let left =
             |deadline: Instant| deadline.saturating_duration_since(now).saturating_sub(GRACE);

@@ -10,7 +10,7 @@ use galaxy_graph::{
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Collects events.
+/// Collects the events of a trace.
 pub(super) struct Writer {
     request: RequestId,
     events: Vec<Value>,
@@ -87,7 +87,7 @@ impl Writer {
         tid
     }
 
-    /// The file. Times count from the first operation; it says how many programs are not in it.
+    /// The finished file. Times count from the first operation; it says how many programs are not in it.
     pub(super) fn finish(mut self, missing: usize) -> String {
         let first =
             self.events.iter().filter_map(|e| e["ts"].as_f64()).fold(f64::INFINITY, f64::min);
@@ -116,7 +116,7 @@ fn category(operation: &Operation) -> &'static str {
     }
 }
 
-/// What people call an operation, like "L3 mlp up rows 0..71".
+/// The name of an operation, for people, like "L3 mlp up rows 0..71".
 fn name(operation: &Operation) -> String {
     let what = match &operation.kind {
         OpKind::Embed(_) => "embed".to_owned(),
@@ -130,11 +130,11 @@ fn name(operation: &Operation) -> String {
             other => format!("{other:?}").to_lowercase(),
         },
         OpKind::Attend { .. } => "attend".to_owned(),
-        OpKind::Keep { .. } => "keep".to_owned(),
-        OpKind::Shortlist { .. } => "shortlist".to_owned(),
-        OpKind::Collect => "collect".to_owned(),
-        OpKind::Choose => "choose".to_owned(),
-        OpKind::Join { .. } => "join".to_owned(),
+        OpKind::AppendKv { .. } => "keep".to_owned(),
+        OpKind::TopK { .. } => "shortlist".to_owned(),
+        OpKind::GatherCandidates => "collect".to_owned(),
+        OpKind::Sample => "choose".to_owned(),
+        OpKind::AddNorm { .. } => "join".to_owned(),
         OpKind::Export { .. } => "export".to_owned(),
         OpKind::Import => "import".to_owned(),
         OpKind::Add => "add".to_owned(),

@@ -3,20 +3,20 @@
 use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_coord::{
     Fleet, LocalFleet, RequestError,
-    fleet::{BoxFuture, DeviceView, Outlook, Readiness, Run, Task, Timeline},
+    fleet::{BoxFuture, DeviceView, FleetStatus, Readiness, Run, Task, Timeline},
 };
 use std::time::Duration;
 use tokio::sync::watch;
 
 /// What a test does before each program: it waits, or fails it.
 pub trait Before: Send + Sync {
-    /// Whether the program may run now.
+    /// Waits until the program may run, or fails it.
     fn program(&self) -> impl Future<Output = Result<(), RequestError>> + Send;
-    /// The burst that runs is asked to end.
+    /// Notes that the burst that runs is asked to end.
     fn burst_ends(&self) {}
 }
 
-/// The devices.
+/// Devices of this process, with `before` in front of each program.
 pub struct Around<B> {
     pub devices: LocalFleet,
     pub readiness: watch::Sender<Readiness>,
@@ -33,7 +33,7 @@ impl<B: Before> Around<B> {
         }
     }
 
-    /// The same, ready.
+    /// Devices that are ready.
     pub fn ready(devices: LocalFleet, before: B) -> Self {
         let fleet = Self::starting(devices, before);
         fleet.make_ready();
@@ -50,8 +50,8 @@ impl<B: Before> Fleet for Around<B> {
     fn readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
     }
-    fn outlook(&self) -> Outlook {
-        self.devices.outlook()
+    fn status(&self) -> FleetStatus {
+        self.devices.status()
     }
     fn execute(&self, task: Task, limit: Duration) -> BoxFuture<'_, Result<Run, RequestError>> {
         Box::pin(async move {

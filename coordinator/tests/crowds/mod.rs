@@ -8,7 +8,9 @@ use super::{
 use galaxy_common::{
     Cache, CacheType, GenerateOptions, Pooling, SamplingParams, Wanted, plan::Strategy,
 };
-use galaxy_coord::{Input, Limits, LocalFleet, RequestError, RunOutput, Session, session::Said};
+use galaxy_coord::{
+    Input, Limits, LocalFleet, RequestError, RunOutput, Session, session::GenerateEvent,
+};
 use galaxy_model::ModelDir;
 use std::sync::{
     Arc,
@@ -16,25 +18,25 @@ use std::sync::{
 };
 use tokio::sync::{Semaphore, mpsc};
 
-/// Programs wait until they may run.
-struct Held {
+/// Holds programs until they may run.
+struct ProgramGate {
     may: Semaphore,
-    /// How many have waited,
+    /// How many programs have waited.
     asked: AtomicUsize,
-    /// how many have run,
+    /// How many programs have run.
     runs: AtomicUsize,
-    /// and how many bursts were asked to end.
+    /// How many times a burst was asked to end.
     ended: AtomicUsize,
 }
 
-impl Held {
+impl ProgramGate {
     fn new() -> Self {
         let count = || AtomicUsize::new(0);
         Self { may: Semaphore::new(0), asked: count(), runs: count(), ended: count() }
     }
 }
 
-impl Before for Held {
+impl Before for ProgramGate {
     async fn program(&self) -> Result<(), RequestError> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.may.acquire().await.unwrap().forget();
@@ -46,14 +48,14 @@ impl Before for Held {
     }
 }
 
-/// What waits for the turn goes through together, as far as a program has room, and gives what it gives alone.
+/// Requests that wait for the turn run together, as far as a program has room, and each gets what it gets alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_wait_share_programs() {
     let model = Arc::new(ModelDir::open(&golden()).unwrap());
     let open = || {
         let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
         let devices = LocalFleet::open(model.clone(), plan).unwrap();
-        let fleet = Arc::new(Around::ready(devices, Held::new()));
+        let fleet = Arc::new(Around::ready(devices, ProgramGate::new()));
         let limits = Limits { queue: 64, ..LIMITS };
         (fleet.clone(), Session::new(model.clone(), fleet, limits))
     };
@@ -94,13 +96,13 @@ async fn requests_that_wait_share_programs() {
     assert!((3..=4).contains(&runs), "{runs} programs");
 }
 
-/// The tokens of a prompt of so many rows, which is another for each seed, chosen at random by it.
+/// The tokens that are sampled by a seed behind a prompt of `prompt` rows, which is another for each seed.
 async fn drawn(session: &Session, prompt: u32, seed: u64) -> Vec<u32> {
     let ids = (0..prompt).map(|at| (at * 7 + seed as u32 * 13 + 5) % 90);
     behind(session, ids.collect(), seed).await
 }
 
-/// The tokens that are chosen at random by a seed behind a prompt.
+/// The tokens that are sampled by a seed behind a prompt.
 async fn behind(session: &Session, ids: Vec<u32>, seed: u64) -> Vec<u32> {
     let sampling = SamplingParams {
         temperature: Some(0.9),
@@ -118,7 +120,7 @@ async fn behind(session: &Session, ids: Vec<u32>, seed: u64) -> Vec<u32> {
     generated(session, ids, options).await
 }
 
-/// As many tokens behind a prompt as are asked for.
+/// The tokens behind a prompt, as many as are asked for.
 async fn generated(session: &Session, ids: Vec<u32>, options: GenerateOptions) -> Vec<u32> {
     let (listener, mut said) = mpsc::channel(1000);
     let most = options.max_tokens as usize;
@@ -126,27 +128,27 @@ async fn generated(session: &Session, ids: Vec<u32>, options: GenerateOptions) -
     let mut tokens = Vec::new();
     loop {
         match said.recv().await.unwrap().unwrap() {
-            Said::Token(token) => tokens.push(token.token),
-            Said::Done { finish, .. } => {
+            GenerateEvent::Token(token) => tokens.push(token.token),
+            GenerateEvent::Done { finish, .. } => {
                 assert_eq!((finish.to_string().as_str(), tokens.len()), ("length", most));
                 return tokens;
             }
-            Said::Begun { .. } | Said::Waiting { .. } => {}
+            GenerateEvent::Begun { .. } | GenerateEvent::Waiting { .. } => {}
         }
     }
 }
 
 /// A session of two devices whose programs wait until they may run.
-fn held(model: &Arc<ModelDir>) -> (Arc<Around<Held>>, Session) {
+fn held(model: &Arc<ModelDir>) -> (Arc<Around<ProgramGate>>, Session) {
     let cache = Cache { rows: 6 * Cache::BLOCK, values: CacheType::F32 };
     let plan = plan_with(model, &[1.0, 2.0], Strategy::Galaxy, cache);
     let devices = LocalFleet::open(model.clone(), plan).unwrap();
-    let fleet = Arc::new(Around::ready(devices, Held::new()));
+    let fleet = Arc::new(Around::ready(devices, ProgramGate::new()));
     let session = Session::new(model.clone(), fleet.clone(), Limits { queue: 64, ..LIMITS });
     (fleet, session)
 }
 
-/// Waits until more was counted.
+/// Waits until more than `before` is counted.
 async fn until_more(count: &AtomicUsize, before: usize) {
     while count.load(Ordering::SeqCst) <= before {
         tokio::task::yield_now().await;
@@ -155,13 +157,13 @@ async fn until_more(count: &AtomicUsize, before: usize) {
 
 /// Lets the prompt of a sequence be read, and waits until its first burst is about to run. Gives how many bursts were
 /// asked to end by then.
-async fn first_burst(fleet: &Around<Held>) -> usize {
+async fn first_burst(fleet: &Around<ProgramGate>) -> usize {
     fleet.before.may.add_permits(1);
     until_more(&fleet.before.asked, 1).await;
     fleet.before.ended.load(Ordering::SeqCst)
 }
 
-/// Who comes while others decode does not wait for all of their burst.
+/// A sequence that comes while others decode does not wait for all of their burst.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_ends_for_who_comes() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
@@ -181,7 +183,7 @@ async fn a_burst_ends_for_who_comes() {
     }
 }
 
-/// Nobody waits for the burst of who goes.
+/// Nobody waits for the burst of a client that goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_ends_for_who_goes() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
@@ -238,7 +240,7 @@ async fn a_crowd_changes_nothing() {
     }
 }
 
-/// Of the next turn of a chat, its new rows are run and no others, and nothing else comes of it.
+/// The next turn of a chat runs its new rows and no others, and gets the tokens that a fresh session gives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_turn_finds_the_rows_of_the_last() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
@@ -326,8 +328,8 @@ async fn drafts_change_nothing_in_a_crowd() {
     }
 }
 
-/// Sequences of any length, of which clients leave many at any time, give back all that they had. GALAXY_SEQUENCES
-/// says how many; with 10,000 it shows the process's memory, too.
+/// Sequences of any length, of which clients leave many at any time, give back all that they had. GALAXY_SEQUENCES says
+/// how many; with 10,000 it shows the process's memory, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_comes_and_goes_leaves_nothing() {
     let many = std::env::var("GALAXY_SEQUENCES").map_or(200, |n| n.parse::<u32>().unwrap());

@@ -32,36 +32,36 @@ use tonic::{Code, Request, Response, Status, Streaming};
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 
-/// What it holds: an epoch, its rank, and all devices of the plan, of which it gives its own results.
+/// What a worker holds: an epoch, its rank, and all devices of the plan, of which it gives its own results.
 type Placed = (u64, usize, Option<Arc<LocalCluster>>);
 
-/// A worker.
+/// A worker that does what a test says.
 pub struct Worker {
     pub name: String,
     pub protocol: AtomicU32,
     pub memory: AtomicU64,
-    /// It answers no program.
+    /// Whether it answers no program.
     pub hang: AtomicBool,
-    /// It refuses every place.
+    /// Whether it refuses every place.
     pub refuse: AtomicBool,
-    /// It refuses to fetch what a place needs.
+    /// Whether it refuses to fetch what a place needs.
     pub unprepared: AtomicBool,
-    /// It lacks so many bytes of the model, which come one with each permit.
+    /// How many bytes of the model it lacks, which come one with each permit.
     pub lacks: AtomicU64,
     pub comes: Semaphore,
-    /// Its kernels take so many times as long as [`OPERATION`].
+    /// How many times as long as [`OPERATION`] its kernels take.
     pub slowness: AtomicU64,
-    /// Its disk takes so many times as long as [`BYTE`].
+    /// How many times as long as [`BYTE`] its disk takes.
     pub disk: AtomicU64,
     pub running: Notify,
     pub placed: Mutex<Placed>,
-    /// Who was removed, as it was told, and whether that was before it had a place.
+    /// The list of removed members that it got, and whether that was before it had a place.
     pub denied: Mutex<Option<(v1::DenyRequest, bool)>>,
 }
 
-/// What an operation takes, in ns.
+/// How long an operation takes, in ns.
 pub const OPERATION: u64 = 1_000_000;
-/// What a byte takes from a disk, in ns.
+/// How long a disk takes for a byte, in ns.
 pub const BYTE: u64 = 10;
 
 impl Worker {
@@ -96,7 +96,7 @@ pub fn keys(devices: &[&str]) -> tempfile::TempDir {
     keys
 }
 
-/// As a SIGKILL does: every connection is closed, and nobody listens any more.
+/// Kills a worker as SIGKILL does: every connection is closed, and nobody listens any more.
 pub async fn kill(server: Runtime) {
     let ended = move || server.shutdown_timeout(Duration::from_secs(10));
     tokio::task::spawn_blocking(ended).await.unwrap();

@@ -1,4 +1,4 @@
-//! Requests that wait for a cluster, that are run again, and texts that go on behind what another made.
+//! Requests that wait for a cluster, that are run again, and sequences that resume behind tokens of another request.
 
 use super::{
     LIMITS,
@@ -12,7 +12,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Input, Limits, LocalFleet, RequestError, RunOutput, Session,
     fleet::Readiness,
-    session::{Finish, Said},
+    session::{Finish, GenerateEvent},
 };
 use galaxy_model::ModelDir;
 use std::{
@@ -25,7 +25,7 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Devices lose each other so many times.
+/// Fails so many programs as if a device was lost.
 struct Losses(AtomicUsize);
 
 impl Before for Losses {
@@ -94,13 +94,13 @@ async fn where_there_is_no_plan_nobody_waits() {
     assert!(error.to_string().contains("12 MB are missing"), "{error}");
 }
 
-/// What is said of a text.
+/// What a client received of a sequence.
 struct Heard {
     tokens: Vec<GeneratedToken>,
-    /// What was held back of it, and why it ends.
+    /// The text that was held back.
     rest: String,
     finish: Finish,
-    /// How many tokens it said that it goes on behind.
+    /// How many tokens the sequence resumed with.
     behind: u32,
 }
 
@@ -115,10 +115,10 @@ async fn heard(
     let (mut tokens, mut behind) = (Vec::new(), 0);
     loop {
         match said.recv().await.unwrap()? {
-            Said::Waiting { .. } => {}
-            Said::Begun { generated, .. } => behind = generated,
-            Said::Token(token) => tokens.push(token),
-            Said::Done { finish, text: rest, .. } => {
+            GenerateEvent::Waiting { .. } => {}
+            GenerateEvent::Begun { generated, .. } => behind = generated,
+            GenerateEvent::Token(token) => tokens.push(token),
+            GenerateEvent::Done { finish, text: rest, .. } => {
                 return Ok(Heard { tokens, rest, finish, behind });
             }
         }
@@ -212,7 +212,8 @@ async fn a_text_without_a_deadline_waits_for_its_cluster_as_long_as_a_request() 
         session.generate("Each device ".into(), options(0.0), None, listener).await;
     });
     let mut waits = 0;
-    while let Some(Ok(Said::Waiting { unready: Some((None, reason)) })) = said.recv().await {
+    while let Some(Ok(GenerateEvent::Waiting { unready: Some((None, reason)) })) = said.recv().await
+    {
         assert_eq!(reason, "it is starting");
         waits += 1;
         if waits == 5 {
@@ -220,5 +221,5 @@ async fn a_text_without_a_deadline_waits_for_its_cluster_as_long_as_a_request() 
         }
     }
     assert!((5..=6).contains(&waits), "{waits}");
-    assert!(matches!(said.recv().await, Some(Ok(Said::Token(_)))), "behind its beginning");
+    assert!(matches!(said.recv().await, Some(Ok(GenerateEvent::Token(_)))), "behind its beginning");
 }

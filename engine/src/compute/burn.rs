@@ -13,17 +13,17 @@ mod weights;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS},
+    call::{Attended, Call, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
     choice::{BurnDevice, EngineChoice, EngineError},
     kernels::{
         area::{Area, AreaMut, Extent},
-        rotary::{self, Place},
+        rotary::{self, RowPosition},
         threads::Threads,
         wire::{self, Tile},
     },
-    texts::{Texts, texts},
+    sequences::{Sequences, texts},
 };
-use crate::{choose::Text, weights::Shard};
+use crate::{sampler::Sequence, weights::Shard};
 use ::burn::{Device, Int, Tensor, TensorData};
 use attention::Sources;
 use galaxy_common::{Bytes, Cache, Head, Share, Span, Token};
@@ -45,8 +45,8 @@ pub struct BurnEngine {
 }
 
 impl BurnEngine {
-    /// An engine for `shard` on `device`, which takes the weights over. Where that is the processor,
-    /// exactly `threads` threads compute. It keeps texts in such a cache, on the host.
+    /// An engine for `shard` on `device`, which takes the weights over. Where that is the processor, exactly
+    /// `threads` threads compute. Its KV cache, of this size and type, is on the host.
     ///
     /// # Errors
     /// When the device was not compiled in or cannot be used.
@@ -108,7 +108,7 @@ impl Engine for BurnEngine {
         result.map_err(|misfit| misfit.of(operation))
     }
 
-    fn begin(&mut self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
+    fn begin(&mut self, text: &Sequence, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
         self.runner.texts.begin(text, blocks)
     }
 
@@ -148,10 +148,10 @@ struct Runner {
     weights: Weights,
     device: Device,
     slots: Slots,
-    /// For wire format, which is written and read on the host.
+    /// The threads of the host, which write and read wire format.
     host: Threads,
-    places: Vec<Place>,
-    texts: Texts,
+    places: Vec<RowPosition>,
+    texts: Sequences,
 }
 
 impl Runner {
@@ -159,13 +159,13 @@ impl Runner {
         self.shard.graph.labels()
     }
 
-    fn run(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), Misfit> {
+    fn run(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), OpError> {
         self.compute(call, staged)?;
         // An operation is over when the device is through with it.
-        self.device.sync().map_err(|error| Misfit::Device(format!("{error:?}")))
+        self.device.sync().map_err(|error| OpError::Device(format!("{error:?}")))
     }
 
-    fn compute(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), Misfit> {
+    fn compute(&mut self, call: &Call<'_>, staged: Staged<'_>) -> Result<(), OpError> {
         let nothing = |region: &galaxy_graph::program::Region| {
             region.rows.is_empty() || region.columns.is_empty()
         };
@@ -194,7 +194,7 @@ impl Runner {
                 let context = self.attend(call, operator, heads)?;
                 self.write(call, 0, context)
             }
-            OpKind::Keep { operator, kv_heads } => {
+            OpKind::AppendKv { operator, kv_heads } => {
                 let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
                 if attention.kv_heads(self.shard.heads(attention)) != kv_heads {
                     return Err(NOT_ITS_HEADS);
@@ -204,13 +204,13 @@ impl Runner {
                 let values = rows::values(keys)?;
                 let extent = Extent { start: 0, rows, columns, stride: columns };
                 let area = Area::new(&values, extent);
-                let area = area.ok_or(Misfit::Why("burn gave too few values"))?;
-                self.texts.keep(call, attention.layer, call.reads(0)?, area)
+                let area = area.ok_or(OpError::Why("burn gave too few values"))?;
+                self.texts.append_kv(call, attention.layer, call.reads(0)?, area)
             }
-            OpKind::Shortlist { tokens } => self.shortlist(call, tokens, staged.output),
-            OpKind::Collect => self.texts.collect(call, staged.input),
-            OpKind::Choose => self.texts.choose(call, staged.emitted),
-            OpKind::Join { add, norm, post, partial, staged: adds } => {
+            OpKind::TopK { tokens } => self.shortlist(call, tokens, staged.output),
+            OpKind::GatherCandidates => self.texts.gather(call, staged.input),
+            OpKind::Sample => self.texts.sample(call, staged.emitted),
+            OpKind::AddNorm { add, norm, post, partial, staged: adds } => {
                 let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
                 let mut residual = self.read(call, 0)?;
                 let shape = residual.dims();
@@ -257,7 +257,7 @@ impl Runner {
             }
             OpKind::Emit { output } => self.emit(call, output, staged.emitted),
             OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => {
-                Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
+                Err(OpError::Why("it belongs to a lane of its own, not to the compute lane"))
             }
         }
     }
@@ -267,7 +267,7 @@ impl Runner {
         call: &Call<'_>,
         tokens: Span<Token>,
         tile: Option<&mut [u8]>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         if !self.shard.vocabulary().contains(tokens) {
             return Err(NOT_ITS_TOKENS);
         }
@@ -275,27 +275,27 @@ impl Runner {
         let logits = (0..call.operation.reads.len())
             .map(|at| rows::values(alike(self.read(call, at)?, [1, columns])?));
         let logits: Vec<_> = logits.collect::<Result<_, _>>()?;
-        let logits = |at: usize| logits.get(at).ok_or(Misfit::Why("it reads too few regions"));
-        self.texts.shortlist(call, tokens.start(), logits, tile)
+        let logits = |at: usize| logits.get(at).ok_or(OpError::Why("it reads too few regions"));
+        self.texts.top_k(call, tokens.start(), logits, tile)
     }
 
-    fn read(&self, call: &Call<'_>, at: usize) -> Result<Tensor<2>, Misfit> {
+    fn read(&self, call: &Call<'_>, at: usize) -> Result<Tensor<2>, OpError> {
         self.slots.read(call.program, call.reads(at)?)
     }
 
-    fn write(&mut self, call: &Call<'_>, at: usize, values: Tensor<2>) -> Result<(), Misfit> {
+    fn write(&mut self, call: &Call<'_>, at: usize, values: Tensor<2>) -> Result<(), OpError> {
         self.slots.write(call.program, call.writes(at)?, &self.device, values)
     }
 
-    fn norm(&self, which: OperatorId, of: &Tensor<2>) -> Result<Norm<'_>, Misfit> {
+    fn norm(&self, which: OperatorId, of: &Tensor<2>) -> Result<Norm<'_>, OpError> {
         let norm = self.shard.graph.norm(which).ok_or(NO_OPERATOR)?;
         if of.dims()[1] != norm.width as usize {
-            return Err(Misfit::Why("norms are over whole rows"));
+            return Err(OpError::Why("norms are over whole rows"));
         }
         self.norm_of(norm)
     }
 
-    fn norm_of(&self, norm: &operators::Norm) -> Result<Norm<'_>, Misfit> {
+    fn norm_of(&self, norm: &operators::Norm) -> Result<Norm<'_>, OpError> {
         let weight = self.weights.vector(norm.weight).ok_or(NO_MATRIX)?;
         let bias = match norm.bias {
             Some(bias) => Some(self.weights.vector(bias).ok_or(NO_MATRIX)?),
@@ -304,19 +304,19 @@ impl Runner {
         Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
     }
 
-    fn embed(&mut self, call: &Call<'_>, operator: OperatorId) -> Result<Tensor<2>, Misfit> {
+    fn embed(&mut self, call: &Call<'_>, operator: OperatorId) -> Result<Tensor<2>, OpError> {
         let embed = match self.shard.graph.get(operator) {
             Some(Operator::Embed(embed)) => embed,
             _ => return Err(NO_OPERATOR),
         };
         let region = call.writes(0)?;
         if region.columns != Span::first(embed.width) {
-            return Err(Misfit::Why("embeddings are whole rows"));
+            return Err(OpError::Why("embeddings are whole rows"));
         }
         let asked = |slot| self.texts.asked(slot);
         rotary::places(&call.binding.shape, region.rows, asked, &mut self.places);
         if self.places.len() != region.rows.len() as usize {
-            return Err(Misfit::Why("the batch has fewer rows"));
+            return Err(OpError::Why("the batch has fewer rows"));
         }
         let width = embed.width as usize;
         let mut rows = match embed.patches {
@@ -330,7 +330,7 @@ impl Runner {
                 let squares = Tensor::<2>::from_data(TensorData::new(squares, shape), &self.device);
                 let made = squares.matmul(matrix.clone()) + bias.clone();
                 // One where a row is the class's.
-                let of_class = |place: &Place| if place.position == 0 { 1.0 } else { 0.0 };
+                let of_class = |place: &RowPosition| if place.position == 0 { 1.0 } else { 0.0 };
                 let mask: Vec<f32> = self.places.iter().map(of_class).collect();
                 let mask = TensorData::new(mask, [self.places.len(), 1]);
                 let mask = Tensor::<2>::from_data(mask, &self.device);
@@ -339,7 +339,7 @@ impl Runner {
             None => self.table(Table::Word, call.tokens(region.rows)?, width)? * embed.scale,
         };
         if let Some(offset) = embed.positions {
-            let id = |place: &Place| place.position.saturating_add(offset);
+            let id = |place: &RowPosition| place.position.saturating_add(offset);
             let ids: Vec<u32> = self.places.iter().map(id).collect();
             rows = rows + self.table(Table::Position, &ids, width)?;
         }
@@ -364,11 +364,11 @@ impl Runner {
     }
 
     /// Rows of a table, read from disk: `[ids, width]`.
-    fn table(&self, table: Table, ids: &[u32], width: usize) -> Result<Tensor<2>, Misfit> {
+    fn table(&self, table: Table, ids: &[u32], width: usize) -> Result<Tensor<2>, OpError> {
         let shape = [ids.len(), width];
         let mut rows = vec![0.0; shape[0] * shape[1]];
         let read = self.shard.dir.embedding_rows(table, ids, &mut rows);
-        read.map_err(|error| Misfit::Weights(error.into()))?;
+        read.map_err(|error| OpError::Weights(error.into()))?;
         Ok(Tensor::from_data(TensorData::new(rows, shape), &self.device))
     }
 
@@ -377,13 +377,14 @@ impl Runner {
         call: &Call<'_>,
         operator: OperatorId,
         share: Span<Share>,
-    ) -> Result<Tensor<2>, Misfit> {
+    ) -> Result<Tensor<2>, OpError> {
         let left = self.read(call, 0)?;
         let out = call.writes(0)?;
         let graph = self.shard.graph.clone();
         let of = graph.product(operator).ok_or(NO_OPERATOR)?;
         let shares = self.shard.product(operator).ok_or(NO_OPERATOR)?.share;
-        let within = of.within(shares, share).ok_or(Misfit::Why("the shard has not this share"))?;
+        let within =
+            of.within(shares, share).ok_or(OpError::Why("the shard has not this share"))?;
         let held = self.weights.product(operator).ok_or(NO_OPERATOR)?;
         let part = if shares == share { held.clone() } else { held.part(&within) };
         let Product { matrix: Some(matrix), bias } = part else { return Err(NO_MATRIX) };
@@ -392,7 +393,7 @@ impl Runner {
         let (columns, whole) = (out.columns.range(), out.columns.range() == (0..width));
         let fits = whole || !of.gated && columns.end <= width;
         if left.dims() != [out.rows.len() as usize, inputs] || !fits {
-            return Err(Misfit::Why("the matrix does not fit what is read and written"));
+            return Err(OpError::Why("the matrix does not fit what is read and written"));
         }
         let mut rows = match whole {
             true => left.matmul(matrix),
@@ -422,7 +423,7 @@ impl Runner {
         }
     }
 
-    /// Queries and keys normed, where the model norms them, and turned by their positions, where it has
+    /// Norms queries and keys, where the model norms them, and rotates them by their positions, where it has
     /// rotary ones.
     fn turn(
         &mut self,
@@ -430,7 +431,7 @@ impl Runner {
         of: &Heads,
         own: Span<Head>,
         rows: Tensor<2>,
-    ) -> Result<Tensor<2>, Misfit> {
+    ) -> Result<Tensor<2>, OpError> {
         let (heads, kv_heads) = call.heads_made(of, own)?;
         let width = of.width as usize;
         let mut rows = rows;
@@ -453,11 +454,11 @@ impl Runner {
         call: &Call<'_>,
         operator: OperatorId,
         heads: Span<Head>,
-    ) -> Result<Tensor<2>, Misfit> {
+    ) -> Result<Tensor<2>, OpError> {
         let of = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
         let kv_heads = of.kv_heads(heads).len();
         let Attended { queries, keys } = call.attended(of, heads.len(), kv_heads)?;
-        let distances = match of.distances {
+        let distances = match of.relative_bias {
             Some((spec, table)) => Some((spec, self.shard.vector(table).ok_or(NO_MATRIX)?)),
             None => None,
         };
@@ -469,16 +470,16 @@ impl Runner {
             of,
             heads,
             kv_of_heads: self.weights.kv_of_heads(operator),
-            distances,
+            relative_bias: distances,
             device: &self.device,
             cache: &self.texts.cache,
         };
-        self.texts.has_past(call, of.layer)?;
+        self.texts.has_context(call, of.layer)?;
         Ok(sources.attend(&call.binding.shape, queries.rows))
     }
 
-    /// A staged tile on the device.
-    fn import(&self, tile: Tile<'_>) -> Result<Tensor<2>, Misfit> {
+    /// A staged tile as a tensor of the device.
+    fn import(&self, tile: Tile<'_>) -> Result<Tensor<2>, OpError> {
         let (rows, columns) = tile.shape();
         let mut values = vec![0.0; rows * columns];
         let extent = Extent { start: 0, rows, columns, stride: columns };
@@ -487,7 +488,7 @@ impl Runner {
         Ok(Tensor::from_data(TensorData::new(values, [rows, columns]), &self.device))
     }
 
-    fn export(&self, call: &Call<'_>, adds: bool, staged: Staged<'_>) -> Result<(), Misfit> {
+    fn export(&self, call: &Call<'_>, adds: bool, staged: Staged<'_>) -> Result<(), OpError> {
         let from = self.read(call, 0)?;
         let [rows, columns] = from.dims();
         let tile = match adds {
@@ -495,16 +496,16 @@ impl Runner {
             false => None,
         };
         if tile.is_some_and(|tile| tile.shape() != (rows, columns)) {
-            return Err(Misfit::Why("the staged tile differs in shape"));
+            return Err(OpError::Why("the staged tile differs in shape"));
         }
         let wire = call.program.wire;
         let out = wire::tile_bytes(wire, rows, columns)
             .and_then(|bytes| staged.output?.get_mut(..bytes))
             .filter(|out| wire::aligned(wire, out))
-            .ok_or(Misfit::Why("the tile to write is not there, too short or not aligned"))?;
+            .ok_or(OpError::Why("the tile to write is not there, too short or not aligned"))?;
         let values = rows::values(from)?;
         let extent = Extent { start: 0, rows, columns, stride: columns };
-        let area = Area::new(&values, extent).ok_or(Misfit::Why("burn gave too few values"))?;
+        let area = Area::new(&values, extent).ok_or(OpError::Why("burn gave too few values"))?;
         wire::export(&self.host, area, tile, wire, out);
         Ok(())
     }
@@ -514,17 +515,17 @@ impl Runner {
         call: &Call<'_>,
         output: u32,
         emitted: Option<&mut [f32]>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let output = call.program.outputs.get(output as usize);
-        let output = output.ok_or(Misfit::Why("the program has no such output"))?;
-        let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
+        let output = output.ok_or(OpError::Why("the program has no such output"))?;
+        let out = emitted.ok_or(OpError::Why("the result has no room"))?;
         let graph = &self.shard.graph;
         let hidden = graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns());
         let (rows, width) = output.extent(hidden, self.labels());
         let shape = [rows as usize, width as usize];
         let out = out
             .get_mut(..shape[0] * shape[1])
-            .ok_or(Misfit::Why("the result has too little room"))?;
+            .ok_or(OpError::Why("the result has too little room"))?;
         if out.is_empty() {
             return Ok(());
         }
@@ -539,25 +540,25 @@ impl Runner {
             OutputKind::Pooled { reduce: Reduce::Row, .. } => from,
             OutputKind::Pooled { reduce: Reduce::Sum, .. } => from.sum_dim(0),
             OutputKind::Pooled { reduce: Reduce::Max, .. } => from.max_dim(0),
-            OutputKind::Token => return Err(Misfit::Why("a token is in no tensor")),
+            OutputKind::Token => return Err(OpError::Why("a token is in no tensor")),
             OutputKind::Classes => self.classify(alike(from, [1, hidden as usize])?)?,
         };
         let values = rows::values(alike(rows, shape)?)?;
         if values.len() != out.len() {
-            return Err(Misfit::Why("burn gave too few values"));
+            return Err(OpError::Why("burn gave too few values"));
         }
         out.copy_from_slice(&values);
         Ok(())
     }
 
-    fn classify(&self, mut row: Tensor<2>) -> Result<Tensor<2>, Misfit> {
+    fn classify(&self, mut row: Tensor<2>) -> Result<Tensor<2>, OpError> {
         let classes = self.shard.graph.classes.as_ref();
-        let classes = classes.ok_or(Misfit::Why("the model has no class head"))?;
+        let classes = classes.ok_or(OpError::Why("the model has no class head"))?;
         let product = |row: Tensor<2>, id| {
             let held = self.weights.product(id).ok_or(NO_OPERATOR)?;
             let matrix = held.matrix.as_ref().ok_or(NO_MATRIX)?;
             if row.dims()[1] != matrix.dims()[0] {
-                return Err(Misfit::Why("the class head does not fit the row"));
+                return Err(OpError::Why("the class head does not fit the row"));
             }
             let made = row.matmul(matrix.clone());
             Ok(match &held.bias {
@@ -575,9 +576,9 @@ impl Runner {
     }
 }
 
-fn alike(rows: Tensor<2>, shape: [usize; 2]) -> Result<Tensor<2>, Misfit> {
+fn alike(rows: Tensor<2>, shape: [usize; 2]) -> Result<Tensor<2>, OpError> {
     match rows.dims() == shape {
         true => Ok(rows),
-        false => Err(Misfit::Why("what it reads and writes differ in shape")),
+        false => Err(OpError::Why("what it reads and writes differ in shape")),
     }
 }

@@ -1,17 +1,17 @@
-//! Keys and values of texts that go on, in blocks of [`Cache::BLOCK`] rows.
+//! The KV cache: keys and values of sequences, in blocks of [`Cache::BLOCK`] rows.
 //!
-//! A block has keys and values of its rows in every layer of the device: layer after layer, keys and then
-//! values of the device's heads. Values are `[rows, columns]`. Keys are `[groups, columns, GROUP]`: of
-//! [`GROUP`] neighbouring rows each column stands together, so that the scores of a query with all of them
-//! are sums of vectors, column after column, whatever the number of queries. In 8 bits each has scales of its own,
-//! one for each 32 columns of a head, which stand as they would if they were the columns: keys and then values.
+//! A block has keys and values of its rows in every layer of the device: layer after layer, keys and then values of the
+//! device's heads. Values are `[rows, columns]`. Keys are `[groups, columns, GROUP]`: of [`GROUP`] neighbouring rows
+//! each column stands together, so that the scores of a query with all of them are sums of vectors, column after
+//! column, whatever the number of queries. In 8 bits each row has scales, one for each 32 columns of a head, which
+//! stand as the columns do: those of keys and then those of values.
 //!
-//! Which blocks a text has, and in which order, is said when it begins ([`galaxy_common::BlockTables`]), for as
-//! many rows as it may have: texts may share blocks. A block takes memory from the first text that has it to
-//! the last; nothing is taken while a token is made.
+//! Which blocks a sequence has, and in which order, is given when it begins ([`galaxy_common::BlockTables`]), for as
+//! many rows as it may have: sequences may share blocks. A block takes memory from the first sequence that has it to
+//! the last; nothing is allocated while a token is generated.
 
 use super::{
-    call::Misfit,
+    call::OpError,
     kernels::{
         area::{Area, Extent},
         eighths, vector,
@@ -29,28 +29,28 @@ const _: () = assert!(ROWS.is_multiple_of(GROUP));
 
 /// The cache of one device.
 pub(crate) struct KvCache {
-    /// Where each layer begins in a block, and how wide its rows are; values.
+    /// Where each layer begins in a block, and how wide its rows are, both counted in values.
     layers: Vec<(usize, usize)>,
-    /// Values of a block.
+    /// The number of values of a block.
     block: usize,
     values: CacheType,
     head_width: usize,
-    /// By their numbers.
+    /// The blocks, by their numbers.
     blocks: Vec<Block>,
     tables: BTreeMap<u32, Arc<[u32]>>,
-    /// One row in fewer bits, on its way into a block.
+    /// Scratch space for one row, rounded to fewer bits before it is written to a block.
     narrow: Values,
 }
 
-/// Some rows of a text, in all layers.
+/// A block of the cache: some rows of a sequence, in all layers.
 struct Block {
-    /// None where no text has it.
+    /// The keys and values; none where no sequence has the block.
     stored: Option<Values>,
-    /// Texts that have it.
+    /// How many sequences have the block.
     users: u32,
 }
 
-/// Keys and values.
+/// Keys and values, in the type in which they are cached.
 enum Values {
     F32(Vec<f32>),
     F16(Vec<u16>),
@@ -58,7 +58,8 @@ enum Values {
 }
 
 impl KvCache {
-    /// A cache for a device with these key-value heads of `head_width` in its layers.
+    /// An empty cache for a device that has these key-value heads, of `head_width` columns, in its
+    /// layers.
     pub(crate) fn new(
         cache: Cache,
         kv_heads: impl Iterator<Item = Span<Head>>,
@@ -82,27 +83,28 @@ impl KvCache {
         Self { layers, block, values, head_width, blocks, tables, narrow }
     }
 
-    /// How keys and values are kept.
-    pub(crate) fn kept_as(&self) -> CacheType {
+    /// The type in which keys and values are cached.
+    pub(crate) fn value_type(&self) -> CacheType {
         self.values
     }
 
-    /// Takes room for a text of `rows` rows in the blocks of its table, in place of the table that it has.
-    pub(crate) fn bind(&mut self, slot: u32, rows: u32, table: &Arc<[u32]>) -> Result<(), Misfit> {
+    /// Takes room for a sequence of `rows` rows in the blocks of `table`, in place of the table that its slot
+    /// had.
+    pub(crate) fn bind(&mut self, slot: u32, rows: u32, table: &Arc<[u32]>) -> Result<(), OpError> {
         if table.len() < rows.div_ceil(Cache::BLOCK) as usize {
-            return Err(Misfit::Why("its table has fewer blocks than its rows need"));
+            return Err(OpError::Why("its table has fewer blocks than its rows need"));
         }
         let limit = self.blocks.len();
         if table.len() > limit || table.iter().any(|block| *block as usize >= limit) {
-            return Err(Misfit::Why("the cache has no room for its rows"));
+            return Err(OpError::Why("the cache has no room for its rows"));
         }
-        // The new ones first: what it has stays.
+        // The new ones first: blocks in both tables keep their rows.
         for (at, block) in table.iter().enumerate() {
             let block = &mut self.blocks[*block as usize];
             if block.stored.is_none() {
                 let Ok(values) = Values::new(self.values, self.block, self.head_width) else {
                     self.unbind(&table[..at]);
-                    return Err(Misfit::Why("there is no memory for its keys and values"));
+                    return Err(OpError::Why("there is no memory for its keys and values"));
                 };
                 block.stored = Some(values);
             }
@@ -124,38 +126,38 @@ impl KvCache {
         }
     }
 
-    /// Gives back what a text has.
+    /// Gives back the blocks of a sequence.
     pub(crate) fn release(&mut self, slot: u32) {
         if let Some(table) = self.tables.remove(&slot) {
             self.unbind(&table);
         }
     }
 
-    /// Gives back what all texts have.
+    /// Gives back the blocks of all sequences.
     pub(crate) fn clear(&mut self) {
         while let Some((_, table)) = self.tables.pop_first() {
             self.unbind(&table);
         }
     }
 
-    /// What all texts have.
+    /// Bytes of all blocks that sequences have.
     pub(crate) fn held(&self) -> Bytes {
         let taken = self.blocks.iter().filter(|block| block.stored.is_some()).count();
         let head = self.values.bytes(self.head_width as u32);
         Bytes(taken as u64 * (self.block / self.head_width) as u64 * head)
     }
 
-    /// Writes keys | values of rows of a text, from row `first` of it on.
-    pub(crate) fn keep(
+    /// Writes keys | values of rows of a sequence in one layer, from its row `first` on.
+    pub(crate) fn append(
         &mut self,
         slot: u32,
         layer: u32,
         first: u32,
         rows: Area<'_>,
-    ) -> Result<(), Misfit> {
-        let no_room = || Misfit::Why("there is no room for the keys and values of its rows");
+    ) -> Result<(), OpError> {
+        let no_room = || OpError::Why("there is no room for the keys and values of its rows");
         let &(begin, width) =
-            self.layers.get(layer as usize).ok_or(Misfit::Why("the model has no such layer"))?;
+            self.layers.get(layer as usize).ok_or(OpError::Why("the model has no such layer"))?;
         let table = self.tables.get(&slot);
         let (Some(table), true) = (table, width == rows.columns()) else { return Err(no_room()) };
         for row in 0..rows.rows() {
@@ -183,13 +185,18 @@ impl KvCache {
         Ok(())
     }
 
-    /// The first `rows` rows of a text.
-    pub(crate) fn past(&self, slot: u32, layer: u32, rows: u32) -> Result<Past<'_>, Misfit> {
+    /// The first `rows` rows of a sequence, in one layer.
+    pub(crate) fn cached_rows(
+        &self,
+        slot: u32,
+        layer: u32,
+        rows: u32,
+    ) -> Result<CachedRows<'_>, OpError> {
         let (begin, width) = self.layers.get(layer as usize).copied().unwrap_or_default();
         let table = self.tables.get(&slot).map_or(&[][..], |table| table);
         let rows = rows as usize;
         if table.len() * ROWS < rows {
-            return Err(Misfit::Why("the rows before it are not kept"));
+            return Err(OpError::Why("the rows before it are not kept"));
         }
         let (blocks, head_width) = (&self.blocks[..], self.head_width);
         let scales = Scales {
@@ -197,12 +204,12 @@ impl KvCache {
             columns: scales_of(width / 2, head_width),
             of_head: scales_of(head_width, head_width),
         };
-        Ok(Past { blocks, table, begin, columns: width / 2, rows, head_width, scales })
+        Ok(CachedRows { blocks, table, begin, columns: width / 2, rows, head_width, scales })
     }
 }
 
 impl Values {
-    /// So many zeros, in heads of `head_width` columns.
+    /// Zeros for `len` values, in heads of `head_width` columns.
     fn new(
         values: CacheType,
         len: usize,
@@ -218,7 +225,7 @@ impl Values {
     }
 }
 
-/// Scales of so many values of whole heads.
+/// The number of scales for so many values of whole heads.
 fn scales_of(values: usize, head_width: usize) -> usize {
     values / head_width * head_width.div_ceil(eighths::GROUP)
 }
@@ -241,21 +248,22 @@ fn put<T: Copy>(layer: &mut [T], row: usize, from: &[T]) {
     layer[columns * (ROWS + row)..][..columns].copy_from_slice(values);
 }
 
-/// Rows of a text that earlier programs kept, in one layer.
+/// Rows of a sequence that earlier programs cached, in one layer.
 #[derive(Clone, Copy)]
-pub(crate) struct Past<'a> {
+pub(crate) struct CachedRows<'a> {
     blocks: &'a [Block],
-    /// Those of the text, in order.
+    /// The blocks of the sequence, in order.
     table: &'a [u32],
     begin: usize,
-    /// Columns of the keys of a row, and of its values.
+    /// The columns of the keys of a row, which are as many as those of its values.
     columns: usize,
     rows: usize,
     head_width: usize,
     scales: Scales,
 }
 
-/// Where scales are in a layer: as `begin` and `columns` say of values.
+/// Where the scales of a layer begin in a block, how many there are for the keys of a row, and how many
+/// for a head.
 #[derive(Clone, Copy)]
 struct Scales {
     begin: usize,
@@ -263,26 +271,26 @@ struct Scales {
     of_head: usize,
 }
 
-/// Values of a block as it has them.
+/// A run of cached values, in the type in which they are cached.
 #[derive(Clone, Copy)]
 pub(crate) enum Stored<'a> {
-    /// 32 bits each.
+    /// Floats of 32 bits.
     F32(&'a [f32]),
-    /// 16 bits each.
+    /// Floats of 16 bits.
     F16(&'a [u16]),
-    /// 8 bits each, of whole heads.
+    /// Codes of 8 bits with their scales, of whole heads.
     Q8 {
         codes: &'a [i8],
         scales: &'a [f32],
-        /// How many these are.
+        /// The number of these heads.
         heads: usize,
-        /// Whether each column of [`GROUP`] rows stands together.
+        /// Whether the values are keys, of which each column of [`GROUP`] rows stands together.
         group: bool,
     },
 }
 
-impl<'a> Past<'a> {
-    /// No rows.
+impl<'a> CachedRows<'a> {
+    /// No cached rows.
     pub(crate) const NONE: Self = Self {
         blocks: &[],
         table: &[],
@@ -315,15 +323,15 @@ impl<'a> Past<'a> {
         values
     }
 
-    /// The block of a row.
+    /// The values of the block that a row is in.
     #[inline(always)]
     fn of(&self, row: usize) -> &'a Values {
         let block = &self.blocks[self.table[row / ROWS] as usize];
         block.stored.as_ref().expect("a block that a text has")
     }
 
-    /// Some heads of the keys of the rows from `group * GROUP` on: `[columns, GROUP]`. Those of rows that
-    /// were not kept are any.
+    /// Some heads of the keys of the rows from `group * GROUP` on: `[columns, GROUP]`. Rows that were not
+    /// cached have arbitrary keys.
     #[inline(always)]
     pub(crate) fn keys(&self, group: usize, column: usize, columns: usize) -> Stored<'a> {
         let line = group % (ROWS / GROUP) * GROUP;
@@ -336,7 +344,8 @@ impl<'a> Past<'a> {
         self.some(row, ROWS + row % ROWS, 1, (column, columns))
     }
 
-    /// Some heads, `side` rows side by side, from line `line` of a layer on in the block of a row.
+    /// Columns of whole heads of `side` rows side by side, from line `line` of the layer on, in the
+    /// block of a row.
     #[inline(always)]
     fn some(
         &self,
@@ -363,7 +372,7 @@ impl<'a> Past<'a> {
         }
     }
 
-    /// Some columns of the values of rows of one block, where they stand in 32 bits.
+    /// Some columns of the values of rows of one block, where they are cached in 32 bits.
     #[inline(always)]
     pub(crate) fn area(
         &self,
@@ -379,7 +388,7 @@ impl<'a> Past<'a> {
 }
 
 impl Stored<'_> {
-    /// Copies them in 32 bits.
+    /// Copies the values to `out`, widened to 32 bits.
     #[inline(always)]
     pub(crate) fn widen(self, out: &mut [f32]) {
         match self {
@@ -398,7 +407,7 @@ impl Stored<'_> {
     }
 }
 
-/// Values in 8 bits of one head, whose columns of [`GROUP`] rows may stand together.
+/// Widens the codes of one head, of which each column of [`GROUP`] rows may stand together.
 #[inline(always)]
 fn widen_head(codes: &[i8], scales: &[f32], group: bool, out: &mut [f32]) {
     match group {
@@ -407,7 +416,7 @@ fn widen_head(codes: &[i8], scales: &[f32], group: bool, out: &mut [f32]) {
     }
 }
 
-/// Rounds columns of a head as they are kept.
+/// Rounds the columns of a head to what a cache of this type gives back.
 #[inline(always)]
 pub(crate) fn round(kept: CacheType, head: &mut [f32]) {
     match kept {
@@ -442,11 +451,11 @@ mod tests {
                 row.chunks_mut(3).for_each(|head| round(values, head));
                 row
             };
-            assert!(cache.keep(7, 2, 185, whole(&rows, 20, 6)).is_ok());
-            assert!(cache.keep(7, 2, 380, whole(&rows, 20, 6)).is_err(), "beyond its blocks");
-            assert!(cache.keep(7, 0, 0, whole(&rows, 20, 6)).is_err(), "another width");
-            assert!(cache.keep(8, 2, 0, whole(&rows, 20, 6)).is_err(), "no such text");
-            let past = cache.past(7, 2, 205).ok().expect("kept");
+            assert!(cache.append(7, 2, 185, whole(&rows, 20, 6)).is_ok());
+            assert!(cache.append(7, 2, 380, whole(&rows, 20, 6)).is_err(), "beyond its blocks");
+            assert!(cache.append(7, 0, 0, whole(&rows, 20, 6)).is_err(), "another width");
+            assert!(cache.append(8, 2, 0, whole(&rows, 20, 6)).is_err(), "no such text");
+            let past = cache.cached_rows(7, 2, 205).ok().expect("kept");
             for row in 185..205 {
                 let want = kept(&rows[(row - 185) * 6..][..6]);
                 let (mut group, mut value) = ([0.0; 3 * GROUP], [0.0; 3]);
@@ -455,8 +464,8 @@ mod tests {
                 let keys = [0, 1, 2].map(|column| group[column * GROUP + row % GROUP]);
                 assert_eq!((&keys[..], &value[..]), want.split_at(3), "{row}");
             }
-            assert!(cache.past(7, 2, 385).is_err());
-            // Another text has the first block, too, and keeps it.
+            assert!(cache.cached_rows(7, 2, 385).is_err());
+            // Another sequence has the first block, too, and keeps it.
             assert!(cache.bind(5, 190, &table(&[3])).is_ok());
             assert!(cache.bind(7, 400, &table(&[3, 0, 1])).is_ok());
             assert_eq!(cache.held(), Bytes(4 * 192 * per_row));
@@ -464,11 +473,11 @@ mod tests {
             cache.release(7);
             assert_eq!(cache.held(), Bytes(2 * 192 * per_row));
             let mut value = [0.0; 3];
-            cache.past(5, 2, 190).ok().expect("kept").value(185, 0, 3).widen(&mut value);
+            cache.cached_rows(5, 2, 190).ok().expect("kept").value(185, 0, 3).widen(&mut value);
             assert_eq!(value[..], kept(&rows[3..6]));
             cache.release(5);
             assert_eq!(cache.held(), Bytes(192 * per_row));
-            assert!(cache.past(7, 2, 1).is_err());
+            assert!(cache.cached_rows(7, 2, 1).is_err());
             cache.clear();
             assert_eq!(cache.held(), Bytes(0));
         }

@@ -20,7 +20,7 @@ pub enum EngineChoice {
     Burn(BurnDevice),
 }
 
-/// What burn computes on.
+/// The device that burn computes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BurnDevice {
     /// `burn-flex`: the processor.
@@ -31,34 +31,34 @@ pub enum BurnDevice {
     Cuda(u16),
 }
 
-/// An engine that cannot be had.
+/// Why an engine cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// A name that means none.
+    /// The name is not that of an engine.
     #[error(
         "{name:?} is not an engine: known are cpu, burn-flex, burn-wgpu[:N] and burn-cuda[:N], where N counts GPUs from 0"
     )]
     Unknown {
-        /// What was given.
+        /// The name that was given.
         name: String,
     },
-    /// An engine that was not compiled in.
+    /// The engine was not compiled in.
     #[error("this build has no engine {engine}: build galaxy-worker with --features {feature}")]
     NotBuilt {
-        /// Which.
+        /// The engine that was asked for.
         engine: EngineChoice,
-        /// The cargo feature that brings it.
+        /// The cargo feature that compiles it in.
         feature: &'static str,
     },
-    /// Weights from disk, which it holds in a form of its own.
+    /// The engine cannot compute with weights from disk: it holds them in a form of its own.
     #[error(
         "engine {engine} cannot compute with weights from disk: give the device more memory or a smaller share, or start its worker with --engine cpu"
     )]
     Streams {
-        /// Which.
+        /// The engine that was asked for.
         engine: EngineChoice,
     },
-    /// A model with an operator that it does not have.
+    /// The engine lacks an operator of the model.
     #[error(
         "engine {engine} has no {operator}, by which the model makes {makes:?} of layer {layer}: {}",
         match instead {
@@ -67,32 +67,29 @@ pub enum EngineError {
         }
     )]
     Lacks {
-        /// Which.
+        /// The engine that was asked for.
         engine: EngineChoice,
         /// The operator, with its attributes.
         operator: String,
-        /// The value that it makes,
+        /// The name of the value that the operator computes.
         makes: &'static str,
-        /// and the layer of that.
+        /// The layer of that value.
         layer: u32,
-        /// An engine that has all of the model's operators.
+        /// An engine of this build that has all of the model's operators.
         instead: Option<EngineChoice>,
     },
-    /// A device that is not there or does not work.
+    /// The device is missing, or does not work.
     #[error("engine {engine} has no device to compute on: {why}")]
     Device {
-        /// Which.
+        /// The engine that was asked for.
         engine: EngineChoice,
-        /// What it says.
+        /// The reason, for people.
         why: String,
     },
 }
 
 impl EngineChoice {
-    /// Itself, if this build has it.
-    ///
-    /// # Errors
-    /// When it was not compiled in.
+    /// The same engine, if this build has it.
     pub fn built(self) -> Result<Self, EngineError> {
         let (feature, built) = match self {
             Self::Cpu => return Ok(self),
@@ -103,7 +100,7 @@ impl EngineChoice {
         if built { Ok(self) } else { Err(EngineError::NotBuilt { engine: self, feature }) }
     }
 
-    /// Whether it has an operator: what it does not have it would refuse to run.
+    /// Whether it has an operator; an engine refuses to run one that it does not have.
     fn has(self, operator: &Operator) -> bool {
         match self {
             Self::Cpu => cpu::has(operator),
@@ -114,10 +111,10 @@ impl EngineChoice {
         }
     }
 
-    /// Whether it has all operators of a model: to be asked before anything is loaded.
+    /// Checks that it has all operators of a model, before anything is loaded.
     ///
     /// # Errors
-    /// The first one that it does not have, and which engine has.
+    /// The first operator that it does not have, and the engine that has all.
     pub fn check(self, graph: &OperatorGraph) -> Result<(), EngineError> {
         let lacks = |engine: Self| graph.operators.iter().find(move |of| !engine.has(of));
         let Some(operator) = lacks(self) else { return Ok(()) };
@@ -134,7 +131,7 @@ impl EngineChoice {
         })
     }
 
-    /// In which formats it holds the matrices that the model's files have in `stored`: for budgets.
+    /// The formats in which it holds the matrices that the model's files have in `stored`: for budgets.
     pub fn holds(self, stored: &Formats) -> Formats {
         match self {
             Self::Cpu => stored.clone(),
@@ -143,8 +140,8 @@ impl EngineChoice {
         }
     }
 
-    /// The engine, holding `shard`, with `threads` kernel threads where it computes on the
-    /// processor, and such a cache.
+    /// Starts the engine with `shard`, a KV cache of this size and type, and `threads` kernel threads where
+    /// it computes on the processor.
     ///
     /// # Errors
     /// When this build does not have it, it lacks an operator of the model, or its device cannot be used.

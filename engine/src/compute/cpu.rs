@@ -5,21 +5,21 @@ mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, Misfit, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS},
+    call::{Attended, Call, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
     kernels::{
+        activation::ActivationFn,
         area::{Area, AreaMut, Extent, grow},
-        attention::{self, DistanceTable, Layout, Sources},
-        curve::Curve,
+        attention::{self, BiasTable, Layout, Sources},
         dense::{self, Epilogue},
-        rotary::{self, Place, RotaryTable},
+        rotary::{self, RotaryTable, RowPosition},
         rows::{self, Norm},
         threads::Threads,
         vector,
     },
-    texts::{Texts, texts},
+    sequences::{Sequences, texts},
 };
 use crate::{
-    choose::Text,
+    sampler::Sequence,
     stream::Stream,
     weights::{AnyMatrix, HeldProduct, Shard},
 };
@@ -43,18 +43,19 @@ pub struct CpuEngine {
     slots: Slots,
     products: dense::Scratch,
     attention: attention::Scratch,
-    /// One for each of the rotary positions of the model.
+    /// The rotary tables, one for each kind of rotary positions of the model.
     rotary: Vec<(Arc<Rotary>, RotaryTable)>,
-    distances: DistanceTable,
-    places: Vec<Place>,
-    texts: Texts,
-    /// A few rows on their way from a table, or between the two layers of a class head.
+    relative_bias: BiasTable,
+    places: Vec<RowPosition>,
+    texts: Sequences,
+    /// Scratch space for a few rows, on their way from a table, or between the two layers of a class
+    /// head.
     few: Vec<f32>,
 }
 
 impl CpuEngine {
-    /// An engine for `shard` on exactly `threads` threads: the calling one, and
-    /// as many of its own as are missing.
+    /// An engine for `shard` on exactly `threads` threads: the calling one, and as many of its own as
+    /// are missing.
     pub fn new(shard: Shard, threads: u16) -> Self {
         let threads = Threads::new(threads);
         let attention = attention::Scratch::new(&threads);
@@ -69,13 +70,13 @@ impl CpuEngine {
             products,
             attention,
             rotary,
-            distances: DistanceTable::default(),
+            relative_bias: BiasTable::default(),
             places: Vec::new(),
             few: Vec::new(),
         }
     }
 
-    /// The same, keeping texts that go on.
+    /// The same engine, with a KV cache of this size and type.
     #[must_use]
     pub fn with_cache(mut self, cache: Cache) -> Self {
         self.texts = texts(&self.shard, cache);
@@ -103,7 +104,7 @@ impl Engine for CpuEngine {
         result.map_err(|misfit| misfit.of(operation))
     }
 
-    fn begin(&mut self, text: &Text, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
+    fn begin(&mut self, text: &Sequence, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
         for (rotary, table) in &mut self.rotary {
             table.reach(rotary, text.rows);
         }
@@ -140,22 +141,22 @@ impl Engine for CpuEngine {
 }
 
 impl Call<'_> {
-    fn source<'s>(&self, slots: &'s Slots, at: usize) -> Result<Area<'s>, Misfit> {
-        slots.area(self.program, self.reads(at)?).ok_or(Misfit::Why("what it reads is not held"))
+    fn source<'s>(&self, slots: &'s Slots, at: usize) -> Result<Area<'s>, OpError> {
+        slots.area(self.program, self.reads(at)?).ok_or(OpError::Why("what it reads is not held"))
     }
-    fn target<'w>(&self, written: &'w mut [f32], at: usize) -> Result<AreaMut<'w>, Misfit> {
+    fn target<'w>(&self, written: &'w mut [f32], at: usize) -> Result<AreaMut<'w>, OpError> {
         let extent = extent(self.program, self.writes(at)?);
         extent
             .and_then(|extent| AreaMut::new(written, extent))
-            .ok_or(Misfit::Why("what it writes has no room"))
+            .ok_or(OpError::Why("what it writes has no room"))
     }
 }
 
-fn alike(rows: usize, columns: usize, area: Area<'_>) -> Result<(), Misfit> {
+fn alike(rows: usize, columns: usize, area: Area<'_>) -> Result<(), OpError> {
     if area.rows() == rows && area.columns() == columns {
         Ok(())
     } else {
-        Err(Misfit::Why("what it reads and writes differ in shape"))
+        Err(OpError::Why("what it reads and writes differ in shape"))
     }
 }
 
@@ -177,7 +178,7 @@ impl CpuEngine {
         call: &Call<'_>,
         staged: Staged<'_>,
         written: &mut [Vec<f32>; 2],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let first = &mut written[0];
         match call.operation.kind {
             OpKind::Embed(operator) => self.embed(call, operator, first),
@@ -201,15 +202,15 @@ impl CpuEngine {
                 call.attends(&self.shard, operator, (heads, kv_heads))?;
                 self.attend(call, (operator, heads), first)
             }
-            OpKind::Keep { operator, kv_heads } => {
+            OpKind::AppendKv { operator, kv_heads } => {
                 let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
                 if attention.kv_heads(self.shard.heads(attention)) != kv_heads {
                     return Err(NOT_ITS_HEADS);
                 }
                 let keys = call.source(&self.slots, 0)?;
-                self.texts.keep(call, attention.layer, call.reads(0)?, keys)
+                self.texts.append_kv(call, attention.layer, call.reads(0)?, keys)
             }
-            OpKind::Shortlist { tokens } => {
+            OpKind::TopK { tokens } => {
                 if !self.shard.vocabulary().contains(tokens) {
                     return Err(NOT_ITS_TOKENS);
                 }
@@ -218,12 +219,12 @@ impl CpuEngine {
                     alike(1, tokens.len() as usize, logits)?;
                     Ok(logits.row(0))
                 };
-                self.texts.shortlist(call, tokens.start(), logits, staged.output)
+                self.texts.top_k(call, tokens.start(), logits, staged.output)
             }
-            OpKind::Collect => self.texts.collect(call, staged.input),
-            OpKind::Choose => self.texts.choose(call, staged.emitted),
-            OpKind::Join { add, norm, post, partial, staged: adds } => {
-                let of = between::Join { add, norm, post, partial, adds };
+            OpKind::GatherCandidates => self.texts.gather(call, staged.input),
+            OpKind::Sample => self.texts.sample(call, staged.emitted),
+            OpKind::AddNorm { add, norm, post, partial, staged: adds } => {
+                let of = between::AddNorm { add, norm, post, partial, adds };
                 self.join(call, of, staged.input, written)
             }
             OpKind::Export { staged: adds } => self.export(call, adds, staged),
@@ -238,15 +239,15 @@ impl CpuEngine {
             }
             OpKind::Emit { output } => self.emit(call, output, staged.emitted),
             OpKind::Send { .. } | OpKind::Receive { .. } | OpKind::Load { .. } => {
-                Err(Misfit::Why("it belongs to a lane of its own, not to the compute lane"))
+                Err(OpError::Why("it belongs to a lane of its own, not to the compute lane"))
             }
         }
     }
 
-    fn norm(&self, which: OperatorId, columns: usize) -> Result<Norm<'_>, Misfit> {
+    fn norm(&self, which: OperatorId, columns: usize) -> Result<Norm<'_>, OpError> {
         let norm = self.shard.graph.norm(which).ok_or(NO_OPERATOR)?;
         if columns != norm.width as usize {
-            return Err(Misfit::Why("norms are over whole rows"));
+            return Err(OpError::Why("norms are over whole rows"));
         }
         norm_of(&self.shard, norm)
     }
@@ -256,7 +257,7 @@ impl CpuEngine {
         call: &Call<'_>,
         operator: OperatorId,
         written: &mut [f32],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let embed = match self.shard.graph.get(operator) {
             Some(Operator::Embed(embed)) => embed,
             _ => return Err(NO_OPERATOR),
@@ -265,18 +266,18 @@ impl CpuEngine {
         let rows = call.writes(0)?.rows;
         let mut out = call.target(written, 0)?;
         if out.columns() != hidden {
-            return Err(Misfit::Why("embeddings are whole rows"));
+            return Err(OpError::Why("embeddings are whole rows"));
         }
         let asked = |slot| self.texts.asked(slot);
         rotary::places(&call.binding.shape, rows, asked, &mut self.places);
         if self.places.len() != rows.len() as usize {
-            return Err(Misfit::Why("the batch has fewer rows"));
+            return Err(OpError::Why("the batch has fewer rows"));
         }
         let read = |table, ids: &[u32], area: &mut [f32]| {
             let result = self.shard.dir.embedding_rows(table, ids, area);
-            result.map_err(|error| Misfit::Weights(error.into()))
+            result.map_err(|error| OpError::Weights(error.into()))
         };
-        let whole = Misfit::Why("embeddings are whole rows");
+        let whole = OpError::Why("embeddings are whole rows");
         let area = match embed.patches {
             Some((patches, product, class)) => {
                 let HeldProduct { matrices, bias, .. } = self.held(product)?;
@@ -285,11 +286,12 @@ impl CpuEngine {
                 let (count, width) = (out.rows(), patches.values() as usize);
                 let extent = Extent { start: 0, rows: count, columns: width, stride: width };
                 let squares = Area::new(call.patches(patches, rows)?, extent);
-                let squares = squares.ok_or(Misfit::Why("squares of pixels have another width"))?;
+                let squares =
+                    squares.ok_or(OpError::Why("squares of pixels have another width"))?;
                 let epilogue = Epilogue::of(bias.as_deref(), false, None);
                 let (threads, scratch) = (&self.threads, &self.products);
                 dense::product(threads, scratch, squares, matrix, out.again(), epilogue);
-                let first = |place: &Place| place.position == 0;
+                let first = |place: &RowPosition| place.position == 0;
                 for (row, _) in self.places.iter().enumerate().filter(|(_, place)| first(place)) {
                     out.row(row).copy_from_slice(class);
                 }
@@ -339,7 +341,7 @@ impl CpuEngine {
         Ok(())
     }
 
-    fn held(&self, product: OperatorId) -> Result<&HeldProduct, Misfit> {
+    fn held(&self, product: OperatorId) -> Result<&HeldProduct, OpError> {
         self.shard.product(product).ok_or(NO_OPERATOR)
     }
 
@@ -349,7 +351,7 @@ impl CpuEngine {
         (operator, share): (OperatorId, Span<Share>),
         loaded: Option<&[u8]>,
         written: &mut [f32],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let mut out = call.target(written, 0)?;
         let left = call.source(&self.slots, 0)?;
         let of = self.shard.graph.product(operator).ok_or(NO_OPERATOR)?;
@@ -357,7 +359,7 @@ impl CpuEngine {
         let within = match held == share {
             true => None,
             false => {
-                Some(of.within(held, share).ok_or(Misfit::Why("the shard has not this share"))?)
+                Some(of.within(held, share).ok_or(OpError::Why("the shard has not this share"))?)
             }
         };
         let columns = call.writes(0)?.columns.range();
@@ -382,7 +384,7 @@ impl CpuEngine {
                 let width = matrix.columns();
                 let fits = (left.columns(), left.rows()) == (matrix.layout.inputs, out.rows());
                 if !fits || width == 0 || width > own.len() {
-                    return Err(Misfit::Why("rows, matrix and product do not fit together"));
+                    return Err(OpError::Why("rows, matrix and product do not fit together"));
                 }
                 let out = out.part(0, left.rows(), own.start - columns.start, width);
                 dense::product(threads, scratch, left, matrix, out, epilogue);
@@ -423,16 +425,16 @@ impl CpuEngine {
         call: &Call<'_>,
         (operator, own): (OperatorId, Span<Head>),
         written: &mut [f32],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let attention = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
         let context = call.target(written, 0)?;
         let kv_heads = attention.kv_heads(own);
         let Attended { queries, keys } = call.attended(attention, own.len(), kv_heads.len())?;
         let layer = attention.layer;
-        self.texts.has_past(call, layer)?;
+        self.texts.has_context(call, layer)?;
         let area = |region| {
             let area = self.slots.area(call.program, region);
-            area.ok_or(Misfit::Why("what it reads is not held"))
+            area.ok_or(OpError::Why("what it reads is not held"))
         };
         let layout = Layout {
             heads: own.len() as usize,
@@ -442,11 +444,11 @@ impl CpuEngine {
             group: attention.group.max(1) as usize,
             width: attention.width as usize,
         };
-        let distances = match attention.distances {
+        let distances = match attention.relative_bias {
             Some((of, table)) => {
                 let table = self.shard.vector(table).ok_or(NO_MATRIX)?;
                 let longest = call.binding.shape.segments().iter().map(|s| s.rows).max();
-                Some(self.distances.reach(of, table, longest.unwrap_or(0) as usize))
+                Some(self.relative_bias.reach(of, table, longest.unwrap_or(0) as usize))
             }
             None => None,
         };
@@ -459,14 +461,14 @@ impl CpuEngine {
             of: attention,
             cache: Some(&self.texts.cache),
             layer,
-            distances,
+            relative_bias: distances,
         };
         let (scratch, shape) = (&mut self.attention, &call.binding.shape);
         attention::attend(&self.threads, scratch, sources, shape, queries.rows, context);
         Ok(())
     }
 
-    /// Width of the rows after the last norm.
+    /// The width of the rows after the last norm.
     fn hidden(&self) -> u32 {
         let graph = &self.shard.graph;
         graph.values.get(graph.last.0 as usize).map_or(0, |value| value.columns())
@@ -477,15 +479,15 @@ impl CpuEngine {
         call: &Call<'_>,
         output: u32,
         emitted: Option<&mut [f32]>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let output = call.program.outputs.get(output as usize);
-        let output = output.ok_or(Misfit::Why("the program has no such output"))?;
-        let out = emitted.ok_or(Misfit::Why("the result has no room"))?;
+        let output = output.ok_or(OpError::Why("the program has no such output"))?;
+        let out = emitted.ok_or(OpError::Why("the result has no room"))?;
         let from = call.source(&self.slots, 0)?;
         let hidden = self.hidden();
         let (rows, width) = output.extent(hidden, self.labels());
         let values = rows as usize * width as usize;
-        let out = out.get_mut(..values).ok_or(Misfit::Why("the result has too little room"))?;
+        let out = out.get_mut(..values).ok_or(OpError::Why("the result has too little room"))?;
         if let OutputKind::Logits { vocabulary, .. } = output.kind
             && !self.shard.vocabulary().contains(vocabulary)
         {
@@ -504,14 +506,14 @@ impl CpuEngine {
                 out.copy_from_slice(from.row(0));
                 for row in 1..from.rows() {
                     match reduce {
-                        Reduce::Row => return Err(Misfit::Why("one row is taken, not several")),
+                        Reduce::Row => return Err(OpError::Why("one row is taken, not several")),
                         Reduce::Sum => vector::add(out, from.row(row)),
                         Reduce::Max => vector::largest(out, from.row(row)),
                     }
                 }
                 Ok(())
             }
-            OutputKind::Token => Err(Misfit::Why("a token is in no tensor")),
+            OutputKind::Token => Err(OpError::Why("a token is in no tensor")),
             OutputKind::Classes => {
                 alike(1, hidden as usize, from)?;
                 let engine = (&self.shard, &self.threads, &self.products);
@@ -521,28 +523,28 @@ impl CpuEngine {
     }
 }
 
-fn curve(activation: Activation) -> Curve {
+fn activation(activation: Activation) -> ActivationFn {
     match activation {
-        Activation::Gelu => Curve::Gelu,
-        Activation::GeluTanh => Curve::GeluTanh,
-        Activation::Silu => Curve::Silu,
-        Activation::Relu => Curve::Relu,
-        Activation::QuickGelu => Curve::QuickGelu,
-        Activation::ClippedGelu => Curve::ClippedGelu,
-        Activation::SquaredRelu => Curve::SquaredRelu,
-        Activation::Relu6 => Curve::Relu6,
-        Activation::LeakyRelu => Curve::LeakyRelu,
-        Activation::HardSwish => Curve::HardSwish,
-        Activation::Mish => Curve::Mish,
-        Activation::Laplace => Curve::Laplace,
-        Activation::Tanh => Curve::Tanh,
-        Activation::Sigmoid => Curve::Sigmoid,
-        Activation::Linear => Curve::Linear,
+        Activation::Gelu => ActivationFn::Gelu,
+        Activation::GeluTanh => ActivationFn::GeluTanh,
+        Activation::Silu => ActivationFn::Silu,
+        Activation::Relu => ActivationFn::Relu,
+        Activation::QuickGelu => ActivationFn::QuickGelu,
+        Activation::ClippedGelu => ActivationFn::ClippedGelu,
+        Activation::SquaredRelu => ActivationFn::SquaredRelu,
+        Activation::Relu6 => ActivationFn::Relu6,
+        Activation::LeakyRelu => ActivationFn::LeakyRelu,
+        Activation::HardSwish => ActivationFn::HardSwish,
+        Activation::Mish => ActivationFn::Mish,
+        Activation::Laplace => ActivationFn::Laplace,
+        Activation::Tanh => ActivationFn::Tanh,
+        Activation::Sigmoid => ActivationFn::Sigmoid,
+        Activation::Linear => ActivationFn::Linear,
     }
 }
 
 /// A norm with its vectors.
-fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, Misfit> {
+fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, OpError> {
     let weight = shard.vector(norm.weight).ok_or(NO_MATRIX)?;
     let bias = match norm.bias {
         Some(bias) => Some(shard.vector(bias).ok_or(NO_MATRIX)?),
@@ -551,19 +553,19 @@ fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, Mis
     Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
 }
 
-/// What makes the first of these columns of what a device holds of a product out of these inputs, or all, and what
-/// follows: as many columns as stand in one matrix.
+/// The matrix that computes the first of these columns of a product, as the device holds it, out of these inputs or
+/// all, with its epilogue: for as many columns as stand in one matrix.
 fn matrix<'a>(
     shard: &'a Shard,
     (operator, of): (OperatorId, &operators::Product),
     (inputs, columns): (Option<&Range<u32>>, Range<usize>),
     loaded: Option<&'a [u8]>,
-) -> Result<(AnyMatrix<'a>, Epilogue<'a>), Misfit> {
-    let curve = of.cap.map(Curve::Cap).or(of.activation.map(curve));
+) -> Result<(AnyMatrix<'a>, Epilogue<'a>), OpError> {
+    let activation = of.cap.map(ActivationFn::Cap).or(of.activation.map(activation));
     if let (Some(streamed), Some(_)) = (&shard.streamed, of.cut) {
         let piece = streamed.matrix((operator, columns.start as u32), loaded);
         let (matrix, bias) = piece.ok_or(NO_MATRIX)?;
-        return Ok((matrix, Epilogue::of(bias, of.gated, curve)));
+        return Ok((matrix, Epilogue::of(bias, of.gated, activation)));
     }
     let HeldProduct { matrices, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
     let (mut first, mut rest) = (0, matrices.iter());
@@ -581,14 +583,14 @@ fn matrix<'a>(
         None => Some(whole),
     };
     let part = part.and_then(|part| part.part(own));
-    let part = part.ok_or(Misfit::Why("rows, matrix and product do not fit together"))?;
-    Ok((part, Epilogue::of(bias.as_deref(), of.gated, curve).part(columns)))
+    let part = part.ok_or(OpError::Why("rows, matrix and product do not fit together"))?;
+    Ok((part, Epilogue::of(bias.as_deref(), of.gated, activation).part(columns)))
 }
 
-/// A matrix, for rows that are rounded as the program says.
-fn by<'m>(call: &Call<'_>, matrix: impl Into<AnyMatrix<'m>>) -> Result<AnyMatrix<'m>, Misfit> {
+/// The matrix, for rows that are rounded as the program says.
+fn by<'m>(call: &Call<'_>, matrix: impl Into<AnyMatrix<'m>>) -> Result<AnyMatrix<'m>, OpError> {
     let why = "its rows are not to be rounded, and its weights are held in blocks of few bits";
-    matrix.into().by(call.program.activations).ok_or(Misfit::Why(why))
+    matrix.into().by(call.program.activations).ok_or(OpError::Why(why))
 }
 
 fn classify(
@@ -597,15 +599,15 @@ fn classify(
     few: &mut Vec<f32>,
     row: Area<'_>,
     out: &mut [f32],
-) -> Result<(), Misfit> {
+) -> Result<(), OpError> {
     let classes = shard.graph.classes.as_ref();
-    let classes = classes.ok_or(Misfit::Why("the model has no class head"))?;
+    let classes = classes.ok_or(OpError::Why("the model has no class head"))?;
     let of = |id| {
         let held = shard.product(id).ok_or(NO_OPERATOR)?;
         Ok((held.matrices.first().ok_or(NO_MATRIX)?, held.bias.as_deref()))
     };
     let single = |columns| Extent { start: 0, rows: 1, columns, stride: columns };
-    let room = Misfit::Why("the class head does not fit the row");
+    let room = OpError::Why("the class head does not fit the row");
     let mut row = row;
     if let Some((dense, activation)) = classes.dense {
         let (dense, bias) = of(dense)?;
@@ -613,14 +615,14 @@ fn classify(
         if dense.inputs != row.columns() {
             return Err(room);
         }
-        let curve = match activation {
-            Some(ClassActivation::Tanh) => Some(Curve::Tanh),
-            Some(ClassActivation::Relu) => Some(Curve::Relu),
-            Some(ClassActivation::Gelu) => Some(Curve::Gelu),
+        let activation = match activation {
+            Some(ClassActivation::Tanh) => Some(ActivationFn::Tanh),
+            Some(ClassActivation::Relu) => Some(ActivationFn::Relu),
+            Some(ClassActivation::Gelu) => Some(ActivationFn::Gelu),
             None => None,
         };
         let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
-        let epilogue = Epilogue::of(bias, false, curve);
+        let epilogue = Epilogue::of(bias, false, activation);
         dense::product(threads, scratch, row, by(call, dense)?, area, epilogue);
         if let Some(norm) = &classes.norm {
             norm_of(shard, norm)?.apply(&mut few[..dense.outputs]);

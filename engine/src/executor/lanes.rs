@@ -1,13 +1,13 @@
-//! The threads of the lanes.
+//! The threads of the lanes: compute, links and loaders.
 
 use super::{
     RunError, lock,
-    run::{Run, Told},
+    run::{Filled, Run},
 };
 use crate::{
-    choose::Text,
     compute::{ComputeError, Engine, Staged},
     link::{LinkError, LinkReceiver, LinkSender},
+    sampler::Sequence,
     staging::InUse,
     stream::{Stream, StreamError},
 };
@@ -36,7 +36,8 @@ fn drive(
     }
 }
 
-/// A run on this thread, whatever becomes of it.
+/// Runs the operations of a lane on this thread, and has the lane leave the run, whatever becomes of
+/// it.
 fn guarded(lane: Lane, run: &Run, body: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(body)).is_err() {
         run.fail(RunError::Program(format!("lane {lane:?} panicked")));
@@ -83,33 +84,33 @@ fn in_use(error: InUse) -> RunError {
     RunError::Program(error.to_string())
 }
 
-/// What the compute lane is asked for.
+/// What the compute lane is asked to do.
 pub(super) enum Work {
-    /// To run its operations, and those of all other lanes where it is given the ends of their links.
+    /// Run its operations, and those of all other lanes where it gets the ends of their links.
     Run(Arc<Run>, Option<Arc<Ends>>),
-    /// To take room for a text, and to say whether there was any.
-    Begin(Box<(Text, Arc<[u32]>)>, SyncSender<Result<(), ComputeError>>),
+    /// Take room for a sequence in these blocks, and answer whether there was any.
+    Begin(Box<(Sequence, Arc<[u32]>)>, SyncSender<Result<(), ComputeError>>),
 }
 
-/// Texts that go on no more: the compute lane gives back their room before it does anything else.
+/// The sequences that have ended: the compute lane gives back their room before it does anything else.
 #[derive(Default)]
-pub(super) struct Gone {
-    /// All that there were,
+pub(super) struct EndedSequences {
+    /// Whether all sequences that there were have ended.
     pub(super) all: bool,
-    /// and these.
+    /// The slots of sequences that have ended one by one.
     pub(super) slots: Vec<u32>,
 }
 
-/// The compute lane. It leaves its engine.
+/// The compute lane. It gives its engine back when the executor hangs up.
 pub(super) fn compute(
     mut engine: Box<dyn Engine>,
     inbox: &Receiver<Work>,
-    gone: &Mutex<Gone>,
+    gone: &Mutex<EndedSequences>,
 ) -> Box<dyn Engine> {
     let stream = engine.streams();
     let mut prepared: Option<Arc<galaxy_graph::Program>> = None;
     while let Ok(work) = inbox.recv() {
-        let Gone { all, slots } = std::mem::take(&mut *lock(gone));
+        let EndedSequences { all, slots } = std::mem::take(&mut *lock(gone));
         if all {
             engine.end_all();
         }
@@ -117,7 +118,7 @@ pub(super) fn compute(
         let (run, ends) = match work {
             Work::Run(run, ends) => (run, ends),
             Work::Begin(begins, answer) => {
-                // Whoever asked may have gone.
+                // The caller may be gone.
                 drop(answer.send(engine.begin(&begins.0, &begins.1)));
                 continue;
             }
@@ -175,11 +176,11 @@ fn kernel(
                 return Ok(());
             };
             let (rows, width) = output.extent(region.columns.len(), engine.labels());
-            Some((Told::Output(index), rows as usize * width as usize))
+            Some((Filled::Output(index), rows as usize * width as usize))
         }
-        OpKind::Choose => {
+        OpKind::Sample => {
             let choices = run.binding().shape.choices().count();
-            Some((Told::Choices, choices * TOKEN_VALUES as usize))
+            Some((Filled::Choices, choices * TOKEN_VALUES as usize))
         }
         _ => None,
     };
@@ -209,13 +210,13 @@ fn kernel(
     result.map_err(RunError::from)
 }
 
-/// Where in the buffer for weights the tensor of a region is.
+/// Where the tensor of a region is in the buffer for weights, in bytes.
 fn place(program: &Program, region: &Region) -> Range<u64> {
     let slot = program.slots[program.tensor(region.tensor).slot.0 as usize];
     slot.start..slot.start + slot.bytes
 }
 
-/// A lane of a loader.
+/// A lane of a loader, which reads pieces from disk.
 pub(super) fn load(lane: Lane, stream: &Stream, inbox: &Receiver<Arc<Run>>) {
     drive(lane, inbox, |run, op| {
         let (OpKind::Load { piece }, Some(region)) = (op.kind, op.writes.first()) else {
@@ -247,13 +248,13 @@ fn header(run: &Run, op: &Operation, region: &Region) -> FrameHeader {
     }
 }
 
-/// The ends of all links. Each is one thread's at a time, by the order of a program; a lock takes nothing
-/// then.
+/// The ends of all links. Each is used by one thread at a time, by the order of a program, so that a lock
+/// costs next to nothing.
 #[derive(Default)]
 pub(super) struct Ends {
     senders: Vec<(Rank, Mutex<Box<dyn LinkSender>>)>,
     receivers: Vec<(Rank, Mutex<Box<dyn LinkReceiver>>)>,
-    /// Bytes that every sender takes at once.
+    /// Bytes of payload that every sender takes without waiting for its receiver.
     taken: u64,
 }
 
@@ -268,7 +269,7 @@ impl Ends {
         Self { senders, receivers, taken }
     }
 
-    /// The lanes that they are of.
+    /// The lanes of these ends.
     pub(super) fn lanes(&self) -> impl Iterator<Item = Lane> {
         let senders = self.senders.iter().map(|(peer, _)| Lane::Send(*peer));
         senders.chain(self.receivers.iter().map(|(peer, _)| Lane::Receive(*peer)))
@@ -296,7 +297,7 @@ impl Ends {
         self.taken > 0 && program.lanes.iter().all(fits)
     }
 
-    /// Sends or receives.
+    /// Sends or receives the tile of an operation.
     fn transfer(&self, lane: Lane, run: &Run, op: &Operation) -> Result<(), RunError> {
         let none = || RunError::NoLink(lane);
         match lane {
@@ -317,7 +318,7 @@ fn link_error(peer: Rank) -> impl FnOnce(LinkError) -> RunError {
     move |source| RunError::Link { peer, source }
 }
 
-/// A lane of a link.
+/// A lane of a link, which sends or receives tiles.
 pub(super) fn transfer(lane: Lane, ends: &Ends, inbox: &Receiver<Arc<Run>>) {
     drive(lane, inbox, |run, op| ends.transfer(lane, run, op));
 }

@@ -1,6 +1,6 @@
-//! One run: what its lanes share.
+//! One run: the state that its lanes share.
 
-use super::{Choice, Job, RunError};
+use super::{Job, RunError, TokenValues};
 use crate::{compute::Binding, staging::Staging};
 use galaxy_common::{Epoch, SequenceNumber};
 use galaxy_graph::{
@@ -20,9 +20,9 @@ pub(super) struct Run {
     pub epoch: Epoch,
     pub sequence: SequenceNumber,
     pub program: Arc<Program>,
-    /// Only changed between steps, while no lane has the run.
+    /// The batch of the current step; changed only between steps, while no lane has the run.
     binding: RwLock<Binding>,
-    /// How often the program has run before.
+    /// The number of the current step, from 0.
     step: AtomicU32,
     pub staging: Arc<Staging>,
     deadline: Option<Instant>,
@@ -30,18 +30,18 @@ pub(super) struct Run {
     /// Mirrors `State::error`, for lanes between operations.
     failed: AtomicBool,
     state: Mutex<State>,
-    /// One for each lane: it sleeps here until its operation may begin.
+    /// What each lane sleeps on until its operation may begin.
     ready: Vec<Condvar>,
-    /// The caller sleeps here until all lanes are through.
+    /// What the caller sleeps on until all lanes are through.
     over: Condvar,
 }
 
 struct State {
-    /// Operations that each lane has finished.
+    /// The number of operations that each lane has finished.
     done: Vec<u32>,
-    /// The operation that a lane sleeps before.
+    /// The operation that each lane sleeps before, if it sleeps.
     asleep: Vec<Option<OpId>>,
-    /// Lanes that still hold the run.
+    /// The number of lanes that still hold the run.
     active: usize,
     error: Option<RunError>,
     outcome: Outcome,
@@ -51,13 +51,13 @@ struct State {
 pub(super) struct Outcome {
     pub timeline: Vec<Times>,
     pub outputs: Vec<Vec<f32>>,
-    /// What was chosen, for each choice of the batch one behind another.
-    pub told: Vec<f32>,
+    /// What was chosen, for each choice of the batch one behind another: [`TOKEN_VALUES`] each.
+    pub token_values: Vec<f32>,
 }
 
-/// What a lane fills.
+/// The values that a lane fills for the caller.
 #[derive(Clone, Copy)]
-pub(super) enum Told {
+pub(super) enum Filled {
     /// An output of the program.
     Output(usize),
     /// All choices of the batch.
@@ -65,15 +65,15 @@ pub(super) enum Told {
 }
 
 impl Outcome {
-    fn place(&mut self, what: Told) -> &mut Vec<f32> {
+    fn place(&mut self, what: Filled) -> &mut Vec<f32> {
         match what {
-            Told::Output(output) => &mut self.outputs[output],
-            Told::Choices => &mut self.told,
+            Filled::Output(output) => &mut self.outputs[output],
+            Filled::Choices => &mut self.token_values,
         }
     }
 }
 
-/// A lane stops: the run has failed, and the error is kept there.
+/// Stops a lane: the run has failed, and keeps the error.
 pub(super) struct Stop;
 
 impl Run {
@@ -87,7 +87,7 @@ impl Run {
             outcome: Outcome {
                 timeline: vec![(0, 0); job.program.operations.len()],
                 outputs: vec![Vec::new(); job.program.outputs.len()],
-                told: vec![0.0; choices * TOKEN_VALUES as usize],
+                token_values: vec![0.0; choices * TOKEN_VALUES as usize],
             },
         };
         let ready = job.program.lanes.iter().map(|_| Condvar::new()).collect();
@@ -115,17 +115,17 @@ impl Run {
         self.binding.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names a transfer of this step: every device counts steps alike.
+    /// The number of a transfer in this step: steps differ in it, and every device counts them alike.
     pub fn transfer(&self, transfer: u32) -> u32 {
         transfer ^ (self.step.load(Ordering::Relaxed) << 22)
     }
 
-    /// Binds the next step, after one that went well.
+    /// Binds the next step, after one that succeeded.
     pub fn bind<T>(&self, bind: impl FnOnce(&mut Binding) -> T) -> T {
         bind(&mut self.binding.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes ready for the next step, after one that went well.
+    /// Gets ready for the next step, after one that succeeded.
     pub fn advance(&self) {
         self.step.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
@@ -133,8 +133,9 @@ impl Run {
         state.asleep.fill(None);
     }
 
-    /// What a lane fills for an output or a choice, with room for `values`.
-    pub fn take(&self, what: Told, values: usize) -> Vec<f32> {
+    /// Takes out the values of an output, or of all choices, for a lane to fill, with room for
+    /// `values`.
+    pub fn take(&self, what: Filled, values: usize) -> Vec<f32> {
         let mut state = self.lock();
         let mut taken = std::mem::take(state.outcome.place(what));
         drop(state);
@@ -142,18 +143,18 @@ impl Run {
         taken
     }
 
-    /// Gives back what a lane has filled.
-    pub fn put(&self, what: Told, values: Vec<f32>) {
+    /// Puts back the values that a lane has filled.
+    pub fn put(&self, what: Filled, values: Vec<f32>) {
         *self.lock().outcome.place(what) = values;
     }
 
-    /// Hands the choice for a segment out.
+    /// Copies the choice for a segment to an output of the program.
     pub fn tell(&self, output: usize, segment: usize) {
         let binding = self.binding();
         let Some(at) = binding.shape.choices().position(|(index, ..)| index == segment) else {
             return;
         };
-        let Outcome { outputs, told, .. } = &mut self.lock().outcome;
+        let Outcome { outputs, token_values: told, .. } = &mut self.lock().outcome;
         let told = told.chunks_exact(TOKEN_VALUES as usize).nth(at);
         if let (Some(output), Some(told)) = (outputs.get_mut(output), told) {
             output.clear();
@@ -161,14 +162,14 @@ impl Run {
         }
     }
 
-    /// What was chosen in the step that ended, for each choice of the batch.
-    pub fn chosen(&self, told: &mut [Choice]) {
+    /// Copies what was chosen in the step that ended, for each choice of the batch, to `told`.
+    pub fn chosen(&self, told: &mut [TokenValues]) {
         let outcome = &self.lock().outcome;
-        let (all, _) = outcome.told.as_chunks();
+        let (all, _) = outcome.token_values.as_chunks();
         told.iter_mut().zip(all).for_each(|(told, values)| *told = *values);
     }
 
-    /// Adds how the lanes spent their time in the step that ended.
+    /// Adds to `lanes` how they spent their time in the step that ended.
     pub fn add_use(&self, lanes: &mut [LaneUse]) {
         add_lane_use(&self.program, &self.lock().outcome.timeline, lanes);
     }
@@ -191,7 +192,7 @@ impl Run {
         self.over.notify_all();
     }
 
-    /// The first error is the one that is told.
+    /// Fails the run. The first error is the one that is kept.
     pub fn fail(&self, error: RunError) {
         let mut state = self.lock();
         if state.error.is_none() {
@@ -228,8 +229,8 @@ impl Run {
         }
     }
 
-    /// For a thread that drives all lanes: the lane whose next operation may begin, and that. None when all
-    /// are through, or the run has failed.
+    /// The lane whose next operation may begin, and that operation, for a thread that drives all lanes. None
+    /// when all are through, or the run has failed.
     pub fn next(&self) -> Option<(usize, OpId)> {
         let state = self.lock();
         if state.error.is_some() {
@@ -248,14 +249,14 @@ impl Run {
         left.min_by_key(|(rank, order, ..)| (*rank, *order)).map(|(.., index, id)| (index, id))
     }
 
-    /// Whether operations are left, and no error says why.
+    /// Whether operations are left that cannot begin, although no error says why.
     pub fn stuck(&self) -> bool {
         let state = self.lock();
         let mut lanes = self.program.lanes.iter().zip(&state.done);
         state.error.is_none() && lanes.any(|((_, ids), done)| ids.len() > *done as usize)
     }
 
-    /// Whether it is one row of each text: then every transfer is waited for, and nothing hides it.
+    /// Whether each segment has one row: then every transfer is waited for, and nothing hides it.
     pub fn has_single_rows(&self) -> bool {
         let binding = self.binding();
         binding.shape.rows() as usize == binding.shape.segments().len()
@@ -304,12 +305,12 @@ impl Run {
         }
     }
 
-    /// Whether it has failed so far.
+    /// Whether the run has failed so far.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether all lanes went through.
+    /// Gives the error of the run, if it has failed.
     pub fn check(&self) -> Result<(), RunError> {
         self.lock().error.take().map_or(Ok(()), Err)
     }

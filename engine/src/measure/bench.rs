@@ -1,4 +1,4 @@
-//! The operations of a program on one thread's clock.
+//! Timing the operations of a program one by one, on one thread's clock.
 
 use crate::{
     compute::{Binding, ComputeError, Engine, Inputs, Staged, choice::EngineError, cpu::CpuEngine},
@@ -13,7 +13,7 @@ use galaxy_graph::{
     LowerError, Program, lower,
     operators::{Operate, Operator, OperatorGraph, Sizes, Weight},
     program::{OpKind, Operation},
-    share::{Member, ShareError, Terms, plan},
+    share::{Member, PlanOptions, ShareError, plan},
 };
 use galaxy_model::{Formats, HeadSpec, ModelDir};
 use std::{
@@ -32,16 +32,16 @@ pub enum MeasureError {
     /// The plan or the rows give no program.
     #[error(transparent)]
     Lower(#[from] LowerError),
-    /// The rows are none.
+    /// The rows are no batch.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The weights could not be loaded.
+    /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightError),
     /// An operation failed.
     #[error(transparent)]
     Compute(#[from] ComputeError),
-    /// The engine cannot be had.
+    /// The engine cannot be used.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A program of the executor failed.
@@ -50,74 +50,74 @@ pub enum MeasureError {
     /// The executor has no thread.
     #[error("threads cannot be started: {0}")]
     Thread(#[from] std::io::Error),
-    /// Whoever was told of the progress wanted no more of it.
+    /// The listener to progress asked to stop.
     #[error("measuring was stopped")]
     Stopped,
-    /// A device that has no room for anything of the model.
+    /// The device has no room for anything of the model.
     #[error(
         "measuring needs {needed} of memory, and {granter} allows {granted}: raise it, or take a smaller model"
     )]
     Room {
-        /// For the least that can be measured, with what the process holds anyway.
+        /// The memory for the least that can be measured, with what the process holds anyway.
         needed: Bytes,
-        /// What there is.
+        /// The memory that may be used.
         granted: Bytes,
-        /// What bounds it.
+        /// What limits the memory, for people.
         granter: &'static str,
     },
-    /// More rows than the model has positions.
+    /// There are more rows than the model has positions.
     #[error("{rows} rows are more than the {limit} positions of the model")]
     Rows {
-        /// What was asked for.
+        /// The rows that were asked for.
         rows: u32,
-        /// What there is.
+        /// The positions of the model.
         limit: u32,
     },
-    /// A part that there is not.
+    /// There is no such part.
     #[error("there is no part {part} of {parts}")]
     Part {
-        /// What was asked for, from 0.
+        /// The part that was asked for, from 0.
         part: usize,
-        /// Into how many the model is cut.
+        /// The number of parts that the model is cut into.
         parts: usize,
     },
 }
 
-/// What of a model is held.
+/// The part of a model that is held.
 #[derive(Clone, Debug)]
-pub struct Cut {
-    /// The first so many layers. Several, because weights are to come from memory: together they
-    /// should be larger than the last-level cache.
+pub struct ModelPart {
+    /// The number of layers, from the first on. Several, because weights are to come from memory:
+    /// together they should be larger than the last-level cache.
     pub layers: u32,
-    /// Into which parts heads and columns are cut, by relative share; one for the whole.
+    /// The relative shares by which heads and columns are cut into parts; one share for the whole.
     pub shares: Vec<f64>,
-    /// Which of the parts, from 0.
+    /// The number of the part that is held, from 0.
     pub part: usize,
-    /// Kernel threads.
+    /// The number of kernel threads.
     pub threads: u16,
 }
 
-impl Cut {
-    /// So many layers, whole.
+impl ModelPart {
+    /// A cut of the first `layers` layers, each whole.
     pub fn whole(layers: u32, threads: u16) -> Self {
         Self { layers, shares: vec![1.0], part: 0, threads }
     }
 }
 
-/// What an operation is, whatever its layer.
+/// The kind of an operation, whatever its layer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Part {
-    /// A product.
+pub enum OperationKind {
+    /// A product, by its place in a layer.
     Product(Kernel),
-    /// Attention.
+    /// Attention, without the products before and after it.
     Attention,
     /// Residual, bias and norm after attention.
     AttentionJoin,
-    /// The same after the MLP.
+    /// Residual, bias and norm after the MLP.
     MlpJoin,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Product(Kernel::Qkv) => "qkv",
@@ -135,15 +135,15 @@ impl fmt::Display for Part {
 /// What an operation has to do, however it does it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Work {
-    /// Rows.
+    /// The number of rows.
     pub rows: u32,
-    /// Width of what a product reads; of attention, all its heads.
+    /// The width of the rows that a product reads; for attention, of all its heads.
     pub inputs: u32,
-    /// Columns of its matrix, gate and up both; of attention, all its heads.
+    /// The columns of a product's matrix, gate and up both; for attention, of all its heads.
     pub outputs: u32,
     /// Multiplications and additions of products and attention; of row operations 0.
     pub operations: f64,
-    /// Bytes of weights.
+    /// Bytes of its weights.
     pub weights: f64,
 }
 
@@ -160,21 +160,21 @@ impl Work {
 /// An operation that has run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Timed {
-    /// What it was.
-    pub part: Part,
-    /// What it had to do.
+    /// The kind of the operation.
+    pub part: OperationKind,
+    /// The work that it had to do.
     pub work: Work,
-    /// What it took.
+    /// The time that it took.
     pub time: Duration,
 }
 
-/// A program of some rows, sorted by what is measured apart.
+/// A program of some rows, with its operations sorted by what is measured apart.
 pub struct Batch {
     program: Program,
     binding: Binding,
     first: Vec<Operation>,
-    layers: Vec<Vec<(Part, Work, Operation)>>,
-    head: Vec<(Option<(Part, Work)>, Operation)>,
+    layers: Vec<Vec<(OperationKind, Work, Operation)>>,
+    head: Vec<(Option<(OperationKind, Work)>, Operation)>,
 }
 
 /// A part of a model in memory, and the engine that multiplies with it.
@@ -187,11 +187,11 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Loads what `cut` says.
+    /// Loads the part of a model that `cut` describes.
     ///
     /// # Errors
-    /// When the cut is none, or its weights cannot be loaded.
-    pub fn open(dir: Arc<ModelDir>, cut: &Cut) -> Result<Self, MeasureError> {
+    /// When there is no such part, or its weights cannot be loaded.
+    pub fn open(dir: Arc<ModelDir>, cut: &ModelPart) -> Result<Self, MeasureError> {
         let (spec, formats) = (dir.spec(), dir.formats());
         let parts = cut.shares.len();
         let members = cut.shares.iter().enumerate().map(|(at, &share)| Member {
@@ -200,7 +200,7 @@ impl Bench {
             threads: cut.threads,
             share,
         });
-        let terms = Terms {
+        let terms = PlanOptions {
             model: dir.name(),
             fingerprint: dir.fingerprint(),
             formats,
@@ -224,12 +224,12 @@ impl Bench {
         Ok(Self { engine, dir, plan, part: cut.part, layers })
     }
 
-    /// Layers that are held.
+    /// The number of layers that are held.
     pub fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// The model.
+    /// The directory of the model.
     pub fn model(&self) -> &Arc<ModelDir> {
         &self.dir
     }
@@ -239,7 +239,7 @@ impl Bench {
         self.engine.held().0
     }
 
-    /// The program of one text of `rows` tokens, with the rows of products and of attention's
+    /// The program of one sequence of `rows` tokens, with the rows of products and of attention's
     /// queries cut into `tiles`.
     ///
     /// # Errors
@@ -278,7 +278,7 @@ impl Bench {
                     batch.head.push((what, operation.clone()));
                     continue;
                 }
-                OpKind::Product { .. } | OpKind::Attend { .. } | OpKind::Join { .. } => {
+                OpKind::Product { .. } | OpKind::Attend { .. } | OpKind::AddNorm { .. } => {
                     operation.layer
                 }
                 // What travels or is handed over is no kernel's work.
@@ -377,9 +377,9 @@ fn tiled(operation: &Operation, tiles: u32) -> Vec<Operation> {
 
 struct Describe<'a> {
     graph: &'a OperatorGraph,
-    /// Of the weights.
+    /// The formats of the weights.
     formats: &'a Formats,
-    /// Rows of the batch.
+    /// The number of rows of the batch.
     rows: u32,
 }
 
@@ -394,15 +394,15 @@ impl Describe<'_> {
         }
     }
 
-    fn operation(&self, operation: &Operation) -> Option<(Part, Work)> {
+    fn operation(&self, operation: &Operation) -> Option<(OperationKind, Work)> {
         let (from, to) = (operation.reads.first()?, operation.writes.first()?);
         let (id, part) = match operation.kind {
-            OpKind::Product { operator, kernel, .. } => (operator, Part::Product(kernel)),
-            OpKind::Attend { operator, .. } => (operator, Part::Attention),
-            OpKind::Join { add, .. } => {
+            OpKind::Product { operator, kernel, .. } => (operator, OperationKind::Product(kernel)),
+            OpKind::Attend { operator, .. } => (operator, OperationKind::Attention),
+            OpKind::AddNorm { add, .. } => {
                 let of = self.graph.layers.get(operation.layer as usize)?;
                 let mlp = of.after_mlp.add == add;
-                (add, if mlp { Part::MlpJoin } else { Part::AttentionJoin })
+                (add, if mlp { OperationKind::MlpJoin } else { OperationKind::AttentionJoin })
             }
             _ => return None,
         };
@@ -443,7 +443,7 @@ mod tests {
         for name in ["bert", "llama", "gpt2"] {
             let dir = golden(name);
             let run = |shares: &[f64], part, tiles| {
-                let cut = Cut { layers: 2, shares: shares.to_vec(), part, threads: 1 };
+                let cut = ModelPart { layers: 2, shares: shares.to_vec(), part, threads: 1 };
                 let mut bench = Bench::open(dir.clone(), &cut).unwrap();
                 assert_eq!(bench.layers(), 2);
                 let batch = bench.batch(9, tiles).unwrap();
@@ -459,7 +459,7 @@ mod tests {
             };
             let operations = |timed: &[Timed]| timed.iter().map(|t| t.work.operations).sum::<f64>();
             let whole = run(&[1.0], 0, 1);
-            let language = Part::Product(Kernel::Language);
+            let language = OperationKind::Product(Kernel::Language);
             assert_eq!(whole.iter().any(|t| t.part == language), name != "bert", "{name}");
             assert_eq!(whole.iter().filter(|t| t.part != language).count(), 7, "{name}");
             let tiles = run(&[1.0], 0, 4);
@@ -476,10 +476,10 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_is_an_error() {
         let dir = golden("bert");
-        let bench = Bench::open(dir.clone(), &Cut::whole(1, 1)).unwrap();
+        let bench = Bench::open(dir.clone(), &ModelPart::whole(1, 1)).unwrap();
         assert!(matches!(bench.batch(1 << 20, 1), Err(MeasureError::Rows { .. })));
         assert!(matches!(bench.batch(0, 1), Err(MeasureError::Shape(_))));
-        let cut = Cut { part: 2, ..Cut::whole(1, 1) };
+        let cut = ModelPart { part: 2, ..ModelPart::whole(1, 1) };
         assert!(matches!(Bench::open(dir, &cut), Err(MeasureError::Part { part: 2, parts: 1 })));
     }
 

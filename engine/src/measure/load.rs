@@ -1,4 +1,4 @@
-//! Kernels that work for as long as they are wanted: what links are measured beside.
+//! A load of products on kernel threads for as long as it is wanted, beside which links are measured.
 
 use crate::{
     compute::kernels::{
@@ -37,24 +37,24 @@ pub struct Moment {
     done: u64,
 }
 
-/// What a [`Load`] did between two moments.
+/// The work of a [`Load`] between two moments.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Span {
-    /// Nanoseconds.
+    /// The time between the moments, in nanoseconds.
     pub nanos: f64,
-    /// Products.
+    /// The number of products.
     pub products: f64,
 }
 
 impl Span {
-    /// Products in a nanosecond.
+    /// The rate, in products per nanosecond.
     pub fn speed(&self) -> f64 {
         self.products / self.nanos
     }
 }
 
 impl Load {
-    /// Starts it, with so many kernel threads.
+    /// Starts a load with so many kernel threads.
     ///
     /// # Errors
     /// When the system gives no thread.
@@ -81,12 +81,12 @@ impl Load {
         Ok(Self { done, stop, thread: Some(thread) })
     }
 
-    /// Now.
+    /// The present moment.
     pub fn now(&self) -> Moment {
         Moment { at: Instant::now(), done: self.done.load(Ordering::Relaxed) }
     }
 
-    /// What it did since.
+    /// The work of the load since a moment.
     pub fn since(&self, moment: Moment) -> Span {
         let now = self.now();
         Span {

@@ -9,14 +9,14 @@ use std::{
 /// Where control groups are, if there are any.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Memory that is free for us: what the system says is available, or what our control group has
-/// left where that is less. Nothing where neither says.
+/// Memory that is free for us: what the system says is available, or what our control group has left
+/// where that is less. None where neither says.
 pub fn free_memory() -> Option<Bytes> {
     [available(), group()].into_iter().flatten().min()
 }
 
-/// Memory that this process holds now: its pages that are there, code included. Nothing where the
-/// system does not say.
+/// Memory that this process holds now: its pages that are there, code included. None where the system
+/// does not say.
 pub fn resident_memory() -> Option<Bytes> {
     line("/proc/self/status", "VmRSS:")
 }
@@ -25,7 +25,7 @@ fn available() -> Option<Bytes> {
     line("/proc/meminfo", "MemAvailable:")
 }
 
-/// A line of a file of the system that counts kB.
+/// The bytes that a line of a file of the system says, which counts kB.
 fn line(path: &str, name: &str) -> Option<Bytes> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

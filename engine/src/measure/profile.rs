@@ -11,7 +11,7 @@
 mod clock;
 mod disk;
 mod samples;
-mod stand;
+mod setup;
 mod wake;
 mod widths;
 
@@ -24,55 +24,55 @@ use galaxy_common::{Bytes, Cache, DeviceName, DeviceProfile, Kernel, PROFILE_VER
 use galaxy_graph::budget;
 use galaxy_model::ModelDir;
 use samples::Samples;
-use stand::Stand;
+use setup::ProfileSetup;
 use std::{
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use widths::{Room, Sample};
+use widths::{MeasuringDevice, Sample};
 
-/// Rows at which walks are made, and sizes of attention: steps of the kernels are below 16 rows,
-/// and above 64 times are linear within a few percent.
+/// Numbers of rows of walks: steps of the kernels are below 16 rows, and above 64 times are linear
+/// within a few percent.
 const ROWS: [u32; 9] = [1, 4, 8, 16, 32, 64, 128, 256, 512];
-/// Sizes of attention, queries and keys.
+/// Sizes of attention: numbers of queries, and of keys.
 const SIZES: [u32; 6] = [1, 16, 64, 128, 256, 512];
-/// For the disk.
+/// The time for measuring the disk.
 const DISK: Duration = Duration::from_secs(1);
-/// Loading may take so many seconds of the disk's time.
+/// The seconds of the disk's time that loading may take.
 const LOAD: f64 = 2.0;
 /// The part of the time that the first round may take: another must fit behind it.
 const FIRST: f64 = 0.6;
-/// Up to so many rows a walk is short, and made with each copy of the widths.
+/// Up to so many rows a walk is short, and runs with each copy of the widths.
 const FEW: u32 = 16;
 
 /// How a device is to be measured.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// Its name.
+    /// The name of the device.
     pub device: DeviceName,
-    /// What its programs run on.
+    /// The engine that its programs run on.
     pub engine: EngineChoice,
-    /// Kernel threads.
+    /// The number of kernel threads.
     pub threads: u16,
-    /// Most rows of one program.
+    /// The most rows of one program.
     pub max_rows: u32,
-    /// What it grants, if it says so.
+    /// The memory that the device grants; none where it does not say.
     pub memory: Option<Bytes>,
-    /// What the cluster file grants of it, if it says so.
+    /// The memory that the cluster file grants on the device; none where it does not say.
     pub limit: Option<Bytes>,
-    /// For the kernels; disk, loading and the rest take a few seconds more.
+    /// The time for the kernels; disk, loading and the rest take a few seconds more.
     pub time: Duration,
 }
 
-/// For the kernels, if nobody says otherwise: with the rest well below 20 seconds.
+/// The time for the kernels where nobody says otherwise: with the rest well below 20 seconds.
 pub const TIME: Duration = Duration::from_secs(12);
 
-/// Who is told of the progress: points measured, of how many, and what is measured now; and says
-/// whether to go on.
+/// The listener to progress: it gets the points that were measured, of how many, and what is measured
+/// now, and says whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(u32, u32, &str) -> ControlFlow<()>;
 
-/// Engine and instructions of its kernels, as profiles name them.
+/// The name of an engine with the instructions of its kernels, as profiles have it.
 pub fn engine_name(engine: EngineChoice) -> String {
     match engine {
         EngineChoice::Cpu => format!("{engine} {}", Instructions::current()),
@@ -83,7 +83,7 @@ pub fn engine_name(engine: EngineChoice) -> String {
 /// A profile, and how steadily it was measured.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Measured {
-    /// It.
+    /// The profile of the device.
     pub profile: DeviceProfile,
     /// By how much longer everything took than it ran, because the device stood still in between:
     /// 1 on a core of one's own. All times of the profile have it in them.
@@ -107,7 +107,7 @@ pub fn measure(
     let Granted { memory, granter } = granted(setting);
     // What the process holds by now is part of what is granted, and so is what it takes anyway.
     let held = budget::PROCESS.max(resident_memory().unwrap_or_default());
-    let room = Room {
+    let room = MeasuringDevice {
         memory: Bytes(memory.0.saturating_sub(held.0)),
         cache: last_level_cache(),
         load: Bytes(if disk > 0.0 { (disk * LOAD) as u64 } else { u64::MAX }),
@@ -124,7 +124,7 @@ pub fn measure(
     })?;
     let engine = setting.engine.start(shard, setting.threads, Cache::NONE)?;
     let alone = setting.threads == 1 && setting.engine == EngineChoice::Cpu;
-    let mut stand = Stand::new(engine, (spec, dir.formats().activations()), sample, alone)?;
+    let mut stand = ProfileSetup::new(engine, (spec, dir.formats().activations()), sample, alone)?;
     tracing::debug!(
         copies = stand.sample().copies(), rows = stand.sample().rows, slots = %stand.slots(),
         "measuring"
@@ -150,7 +150,7 @@ pub fn measure(
     Ok(Measured { profile, pauses })
 }
 
-/// What may be held in all, and what says so.
+/// The memory that may be held in all, and what limits it.
 struct Granted {
     memory: Bytes,
     granter: &'static str,
@@ -182,12 +182,12 @@ fn tell(progress: Progress<'_>, done: u32, total: u32, now: &str) -> Result<(), 
 enum Station {
     /// All operations of a layer at so many rows.
     Walk(u32),
-    /// Attention of a layer of the sample.
+    /// Attention of this layer of the sample.
     Attention(usize),
 }
 
 impl Station {
-    fn has(self, stand: &Stand, kernel: Kernel, sizes: &[u32]) -> bool {
+    fn has(self, stand: &ProfileSetup, kernel: Kernel, sizes: &[u32]) -> bool {
         match self {
             Self::Walk(rows) => kernel != Kernel::Attend && sizes[0] == rows,
             Self::Attention(layer) => {
@@ -208,7 +208,7 @@ impl Station {
 /// Measures all stations in rounds: a first walk at each number of rows as far as [`FIRST`] of the
 /// time allows, attention once, then again those that need it, until none does or the time is over.
 fn rounds(
-    stand: &mut Stand,
+    stand: &mut ProfileSetup,
     setting: &Setting,
     samples: &mut Samples,
     progress: Progress<'_>,
@@ -223,7 +223,7 @@ fn rounds(
     let (set, copies) = (stand.sample().set, stand.sample().copies());
     let mut stations: Vec<(Station, f64)> = Vec::new();
     let (mut copy, mut taken) = (0, Vec::new());
-    let mut measure = |stand: &mut Stand, station, sizes: &[u32], samples: &mut Samples| {
+    let mut measure = |stand: &mut ProfileSetup, station, sizes: &[u32], samples: &mut Samples| {
         let begin = Instant::now();
         match station {
             Station::Walk(rows) => {

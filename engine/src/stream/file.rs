@@ -22,48 +22,49 @@ use std::{
 };
 
 const MAGIC: &[u8; 8] = b"GALXSHRD";
-/// Changes with the format, with how matrices are packed, and with what is believed of where they come from.
+/// The version of the format. It changes with the format, with how matrices are packed, and with what is
+/// believed of where they come from.
 const VERSION: u32 = 2;
 /// Bytes of a read or a write: large enough for any disk, few enough to be checked while in a cache.
 const STEP: usize = 2 << 20;
 const BLOCK: usize = PIECE_ALIGNMENT as usize;
 
-/// Why weights could not be had from disk.
+/// Why weights cannot be read from disk.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// The system refused.
+    /// The system refused an operation on a file.
     #[error("{} cannot be {what}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation, as a participle: opened, written, ...
         what: &'static str,
-        /// With which file.
+        /// The path of the file.
         path: PathBuf,
-        /// What it said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A file that is none, or of something else.
+    /// The file is no shard, or one of something else.
     #[error("{} is not the shard that is wanted: {why}", path.display())]
     Foreign {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// How that shows.
+        /// The difference that was found.
         why: &'static str,
     },
-    /// Bytes that are not those that were written.
+    /// The bytes are not those that were written.
     #[error("piece {piece} of {} is damaged", path.display())]
     Damaged {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// Which piece.
+        /// The number of the piece.
         piece: usize,
     },
     /// The model's files do not give a piece.
     #[error(transparent)]
     Weights(#[from] WeightError),
-    /// No memory for what is read through.
+    /// There is no memory for the buffer that is read through.
     #[error("there is no memory for a buffer of {0} bytes")]
     Memory(u64),
-    /// A program that reads into what is in use.
+    /// The program reads into a part of the buffer that is in use.
     #[error("{0}")]
     Program(String),
 }
@@ -74,32 +75,32 @@ impl From<InUse> for StreamError {
     }
 }
 
-/// Which file is wanted.
-pub(crate) struct Ask<'a> {
-    /// Where.
+/// The shard file that is wanted.
+pub(crate) struct FileRequest<'a> {
+    /// The path of the file.
     pub(crate) path: &'a Path,
-    /// What it is of.
+    /// The identity of its content: model, pieces and formats.
     pub(crate) identity: [u8; 32],
-    /// Its pieces.
+    /// The pieces of the shard, in order.
     pub(crate) pieces: &'a [Piece],
 }
 
-/// An open one.
+/// An open shard file.
 pub(crate) struct ShardFile {
     path: PathBuf,
     file: File,
     /// Whether reads go around the page cache.
     direct: bool,
-    places: Vec<Place>,
+    places: Vec<PieceLocation>,
 }
 
-/// Where a piece is.
+/// Where a piece is in the file, in bytes.
 #[derive(Clone, Copy)]
-struct Place {
+struct PieceLocation {
     from: u64,
-    /// Bytes of its values,
+    /// The bytes of its values.
     values: usize,
-    /// and of all that it takes.
+    /// The bytes of all that it takes, with zeros and checksum.
     stored: usize,
 }
 
@@ -110,7 +111,7 @@ impl std::fmt::Debug for ShardFile {
     }
 }
 
-impl Ask<'_> {
+impl FileRequest<'_> {
     fn header(&self) -> Vec<u8> {
         let mut header = MAGIC.to_vec();
         header.extend(VERSION.to_le_bytes());
@@ -122,26 +123,26 @@ impl Ask<'_> {
         header
     }
 
-    fn places(&self) -> (Vec<Place>, u64) {
+    fn places(&self) -> (Vec<PieceLocation>, u64) {
         let mut at = self.header().len() as u64;
         let place = |piece: &Piece| {
             let (values, stored) = (piece.bytes as usize, piece.stored() as usize);
             at += piece.stored();
-            Place { from: at - piece.stored(), values, stored }
+            PieceLocation { from: at - piece.stored(), values, stored }
         };
         (self.pieces.iter().map(place).collect(), at)
     }
 
-    /// Bytes of the whole file.
+    /// The bytes of the whole file.
     pub(crate) fn bytes(&self) -> u64 {
         self.places().1
     }
 
-    /// Opens it, if it is there and is what is wanted. Pieces are not looked at: they are checked when they
-    /// are read.
+    /// Opens the file, if it is there and is the one that is wanted. Pieces are not looked at: they are
+    /// checked when they are read.
     ///
     /// # Errors
-    /// When it is not there, cannot be read, or is another.
+    /// When it is not there, cannot be read, or is another one.
     pub(crate) fn open(&self) -> Result<ShardFile, StreamError> {
         let path = self.path.to_path_buf();
         let io = |source: io::Error| StreamError::Io { what: "opened", path: path.clone(), source };
@@ -173,8 +174,8 @@ impl Ask<'_> {
         }
     }
 
-    /// Writes it: `make` fills in the values of each piece. What a broken-off attempt has left is used as far
-    /// as it is good. `progress` is told of each piece.
+    /// Writes the file: `make` fills in the values of each piece. What a broken-off attempt has left is used
+    /// as far as it is good.
     ///
     /// # Errors
     /// When a piece cannot be made or written; the file is not there then.
@@ -192,7 +193,7 @@ impl Ask<'_> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io("made"))?;
         let (file, direct) = opened(&path, OFlags::RDWR | OFlags::CREATE).map_err(io("opened"))?;
-        // Whoever writes the same goes first, and is then found to have done so.
+        // Another process that writes the same file goes first, and is then found to have done so.
         flock(&file, FlockOperation::LockExclusive).map_err(|e| io("locked")(e.into()))?;
         if self.open().is_ok() {
             // Its own name may be gone, or be of another's attempt by now.
@@ -238,7 +239,7 @@ impl ShardFile {
     /// When it cannot be read, or is not what was written.
     pub(crate) fn read(&self, piece: usize, into: &mut [u8]) -> Result<(), StreamError> {
         let damaged = || StreamError::Damaged { path: self.path.clone(), piece };
-        let Place { from, stored, .. } = *self.places.get(piece).ok_or_else(damaged)?;
+        let PieceLocation { from, stored, .. } = *self.places.get(piece).ok_or_else(damaged)?;
         if into.len() != stored || stored < 4 {
             return Err(damaged());
         }
@@ -269,7 +270,7 @@ impl ShardFile {
         self.places.iter().map(|place| place.stored as u64)
     }
 
-    /// Puts a piece whose values were made anew where it was.
+    /// Writes a piece, whose values were read anew, back to its place.
     ///
     /// # Errors
     /// When the file is gone, or cannot be written.
@@ -287,7 +288,7 @@ impl ShardFile {
 
     /// Writes a piece: its values, zeros behind them, and the checksum.
     fn put(&self, piece: usize, room: &mut [u8]) -> io::Result<()> {
-        let Place { from, values, .. } = self.places[piece];
+        let PieceLocation { from, values, .. } = self.places[piece];
         let end = room.len() - 4;
         room[values..end].fill(0);
         let sum = crc32c::crc32c(&room[..end]);

@@ -15,7 +15,8 @@ pub(crate) struct Ring {
     bytes: u64,
     /// Where `start` points to; not touched while the ring lives.
     lines: Lines<u8>,
-    /// What is read or written now. A handful: one for each loader, and what the kernels read.
+    /// The parts that are read or written now. A handful: one for each loader, and what the kernels
+    /// read.
     used: Mutex<Vec<Use>>,
 }
 
@@ -51,21 +52,21 @@ impl Ring {
         self.bytes
     }
 
-    /// All of it, while nobody else has it.
+    /// The whole buffer, while nobody else has it.
     pub(crate) fn all(&mut self) -> &mut [u8] {
         self.lines.values_mut()
     }
 
-    /// For a loader: these bytes, if nobody has any of them.
+    /// Hands these bytes to a loader, if nobody has any of them.
     pub(crate) fn write(&self, place: Range<u64>) -> Result<RingWrite<'_>, InUse> {
         self.hand_out(&place, true)?;
-        Ok(RingWrite(Held { ring: self, place }))
+        Ok(RingWrite(ReservedRange { ring: self, place }))
     }
 
-    /// For a kernel: these bytes, if nobody writes any of them.
+    /// Hands these bytes to a kernel, if nobody writes any of them.
     pub(crate) fn read(&self, place: Range<u64>) -> Result<RingRead<'_>, InUse> {
         self.hand_out(&place, false)?;
-        Ok(RingRead(Held { ring: self, place }))
+        Ok(RingRead(ReservedRange { ring: self, place }))
     }
 
     fn hand_out(&self, place: &Range<u64>, written: bool) -> Result<(), InUse> {
@@ -90,12 +91,12 @@ impl Ring {
     }
 }
 
-struct Held<'a> {
+struct ReservedRange<'a> {
     ring: &'a Ring,
     place: Range<u64>,
 }
 
-impl Held<'_> {
+impl ReservedRange<'_> {
     fn start(&self) -> *mut u8 {
         // SAFETY: `hand_out` has checked that the place lies in the buffer.
         unsafe { self.ring.start.as_ptr().add(self.place.start as usize) }
@@ -106,8 +107,8 @@ impl Held<'_> {
     }
 }
 
-/// Bytes that are written.
-pub(crate) struct RingWrite<'a>(Held<'a>);
+/// Bytes of the buffer that a loader writes.
+pub(crate) struct RingWrite<'a>(ReservedRange<'a>);
 
 impl RingWrite<'_> {
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
@@ -123,8 +124,8 @@ impl Drop for RingWrite<'_> {
     }
 }
 
-/// Bytes that are read.
-pub(crate) struct RingRead<'a>(Held<'a>);
+/// Bytes of the buffer that a kernel reads.
+pub(crate) struct RingRead<'a>(ReservedRange<'a>);
 
 impl Deref for RingRead<'_> {
     type Target = [u8];

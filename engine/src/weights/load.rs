@@ -1,4 +1,4 @@
-//! Loading: the matrices of a shard, out of the one that is there and the model's files.
+//! Loading: the matrices of a shard, out of the shard that is there and the model's files.
 // Hot path of loading: no logging, no allocation but the matrices and two bounded buffers.
 
 use super::{
@@ -23,7 +23,7 @@ use std::{
 };
 
 /// Where a piece of a matrix goes: columns from `at` of rows `stride` apart.
-struct Place<'a, T> {
+struct Destination<'a, T> {
     out: &'a mut [T],
     stride: usize,
     at: usize,
@@ -45,7 +45,7 @@ fn fill<T: bytemuck::Pod>(
     (input, column): (usize, usize),
     layout: Layout,
     values: &mut [T],
-    mut read: impl FnMut(Range<u32>, Range<u32>, Place<'_, T>) -> Result<(), ModelError>,
+    mut read: impl FnMut(Range<u32>, Range<u32>, Destination<'_, T>) -> Result<(), ModelError>,
 ) -> Result<(), ModelError> {
     let (inputs, width) = (part.inputs.len(), part.outputs.len());
     if source.stores_inputs_as_rows() {
@@ -54,7 +54,7 @@ fn fill<T: bytemuck::Pod>(
         for row in (0..inputs).step_by(height) {
             let height = height.min(inputs - row);
             let from = part.inputs.start + row as u32;
-            let place = Place { out: &mut block[..height * width], stride: width, at: 0 };
+            let place = Destination { out: &mut block[..height * width], stride: width, at: 0 };
             read(from..from + height as u32, part.outputs.clone(), place)?;
             for strip in layout.strips(column..column + width) {
                 for at in 0..height {
@@ -68,7 +68,7 @@ fn fill<T: bytemuck::Pod>(
         for strip in layout.strips(column..column + width) {
             let out = &mut values[strip.panel + input * PANEL..][..PANEL * inputs];
             let from = part.outputs.start + (strip.column - column) as u32;
-            let place = Place { out, stride: PANEL, at: strip.at };
+            let place = Destination { out, stride: PANEL, at: strip.at };
             read(part.inputs.clone(), from..from + strip.width as u32, place)?;
         }
     }
@@ -108,18 +108,18 @@ fn fill_blocks(
     Ok(())
 }
 
-/// What there is already of a product.
+/// What a shard has already of a product.
 #[derive(Default)]
 struct Before<'a> {
     parts: &'a [WeightSlice],
     runs: &'a [Run],
     matrices: &'a [HeldMatrix],
-    /// What stays of it, by the places of the new parts, which stand in the same order.
+    /// The part of each new slice that stays, in the order of the new slices; none where nothing does.
     kept: &'a [Option<WeightSlice>],
 }
 
 impl<'a> Before<'a> {
-    /// What stays of the new part `at`: the matrix that has it, where in it, and what of the part it is.
+    /// What stays of the new part `at`: the matrix that has it, where in that, and what of the part it is.
     fn keeps(&self, at: usize) -> Option<(&'a HeldMatrix, Window, &'a WeightSlice)> {
         let (kept, old) = (self.kept.get(at)?.as_ref()?, self.parts.get(at)?);
         let mut runs = self.runs.iter().zip(self.matrices);
@@ -139,7 +139,8 @@ impl<'a> Before<'a> {
 /// Makes matrices and vectors, and counts what it reads for them.
 pub(super) struct Loader<'a> {
     dir: &'a ModelDir,
-    /// What file bytes pass through; it grows to the read limit of `galaxy_model` and no further.
+    /// The buffer that file bytes pass through; it grows to the read limit of `galaxy_model` and no
+    /// further.
     scratch: Vec<u8>,
     read: u64,
     total: u64,
@@ -212,7 +213,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Who asks for tokens of a model without a head is told by its files that there is none.
+    /// Refuses tokens of a model without a language head, by the error of its files.
     fn has_head(&mut self, graph: &OperatorGraph, asked: Span<Token>) -> Result<(), WeightError> {
         match asked.is_empty() || graph.language.is_some() {
             true => Ok(()),
@@ -220,7 +221,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Makes the matrix of a product, with its bias. What the shard has as a layer is `layer` of it in the
+    /// Makes the matrix of a product, with its bias. A layer of the shard is layer `layer` of it in the
     /// model.
     fn step(
         &mut self,
@@ -251,7 +252,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Tells that all is there. Gives the bytes that were read.
+    /// Reports that all is there, and gives the bytes that were read.
     pub(super) fn end(mut self) -> Result<Bytes, WeightError> {
         let read = Bytes(self.read);
         self.total = self.total.max(self.read);
@@ -260,7 +261,7 @@ impl<'a> Loader<'a> {
         Ok(read)
     }
 
-    /// A product that every device holds, with its bias.
+    /// Loads a product that every device holds, with its bias.
     fn whole(
         &mut self,
         graph: &OperatorGraph,
@@ -280,7 +281,7 @@ impl<'a> Loader<'a> {
         Ok(HeldProduct { share: Span::empty(), matrices, bias })
     }
 
-    /// The matrices of a piece of a shard, in their places.
+    /// Loads the matrices of a piece of a shard, to their places.
     pub(super) fn piece(&mut self, piece: &Piece, into: &mut [u8]) -> Result<(), WeightError> {
         // Groups of columns are filled up with zeros, and so is what lies between matrices.
         into.fill(0);
@@ -298,8 +299,8 @@ impl<'a> Loader<'a> {
         self.tell()
     }
 
-    /// The matrices of the parts `new` of a product, side by side; nothing where there are none. `held` says what is
-    /// there besides.
+    /// Makes the matrices of the parts `new` of a product, side by side; none where there are none. `held` gives the
+    /// bytes that are there besides.
     fn make(
         &mut self,
         product: &Product,
@@ -315,7 +316,7 @@ impl<'a> Loader<'a> {
         Ok(made)
     }
 
-    /// One of the matrices of [`Loader::make`].
+    /// Makes one of the matrices of [`Loader::make`].
     fn run(
         &mut self,
         run: &Run,
@@ -347,7 +348,8 @@ impl<'a> Loader<'a> {
         Ok(HeldMatrix::new(layout, run.format, values))
     }
 
-    /// Where a part of a matrix is read from; it stands in one of so many columns.
+    /// The source of a part of a matrix, checked to have it. The part goes to a matrix of `outputs`
+    /// columns.
     fn source(
         &mut self,
         part: &WeightSlice,
@@ -380,7 +382,7 @@ impl<'a> Loader<'a> {
         if format != stored {
             let values: &mut [f32] = bytemuck::cast_slice_mut(bytes);
             return Ok(fill(source, part, corner, layout, values, |rows, columns, place| {
-                let Place { out, stride, at } = place;
+                let Destination { out, stride, at } = place;
                 source.read_f32(rows, columns, out, stride, at, scratch)
             })?);
         }
@@ -391,14 +393,14 @@ impl<'a> Loader<'a> {
             const WIDTH: usize = size_of::<<F as Format>::Element>();
             let values: &mut [[u8; WIDTH]] = bytemuck::cast_slice_mut(bytes);
             fill(source, part, corner, layout, values, |rows, columns, place| {
-                let Place { out, stride, at } = place;
+                let Destination { out, stride, at } = place;
                 source.read_raw(rows, columns, out, stride, at, scratch)
             })
         })?;
         Ok(())
     }
 
-    /// The bias of the columns of a matrix, if it has one.
+    /// Loads the bias of the columns of a matrix, if it has one.
     pub(super) fn bias(
         &mut self,
         which: impl Iterator<Item = Vector>,
@@ -438,7 +440,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Where in a matrix `inner` begins, if `part` begins at column `first` of it.
+/// Where in a matrix `inner` begins, if `part` begins at column `first` of it: input and column.
 fn corner(part: &WeightSlice, inner: &WeightSlice, first: usize) -> (usize, usize) {
     let column = first + (inner.outputs.start - part.outputs.start) as usize;
     ((inner.inputs.start - part.inputs.start) as usize, column)

@@ -23,41 +23,41 @@ pub(crate) const PANEL: usize = WeightFormat::PANEL as usize;
 /// A gated matrix is gate | up columns. A panel of gate columns is followed by the panel of the up
 /// columns that they gate, so that a tile of the product has both.
 pub struct HeldMatrix {
-    /// Width of what it multiplies.
+    /// The width of the rows that it multiplies.
     pub inputs: usize,
-    /// Width of the product, gate and up columns together.
+    /// The width of the product, gate and up columns together.
     pub outputs: usize,
     gated: bool,
-    /// Its first input in the whole matrix.
+    /// The first input that it has of the whole matrix.
     first: usize,
     format: WeightFormat,
-    /// Bytes of the values, with those that fill up.
+    /// The bytes of the packed values, with those that fill up.
     values: Lines<u8>,
 }
 
-/// A rectangle of a matrix as held.
+/// A rectangle of a held matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
-    /// Its first input,
+    /// The first input.
     pub(crate) input: usize,
-    /// and how many.
+    /// The number of inputs.
     pub(crate) inputs: usize,
-    /// Its first column,
+    /// The first column.
     pub(crate) column: usize,
-    /// and how many.
+    /// The number of columns.
     pub(crate) columns: usize,
 }
 
 /// A run of columns that lie side by side in one panel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strip {
-    /// First column of the matrix.
+    /// The first column in the matrix.
     pub(crate) column: usize,
-    /// Columns.
+    /// The number of columns.
     pub(crate) width: usize,
-    /// Where its panel starts, in values.
+    /// Where the panel starts, in values.
     pub(crate) panel: usize,
-    /// Its first column in the panel.
+    /// The first column in the panel.
     pub(crate) at: usize,
 }
 
@@ -67,29 +67,29 @@ pub(crate) struct Layout {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) gated: bool,
-    /// Its first input in the whole matrix, which says where in a block it stands.
+    /// The first input in the whole matrix, which says where in a block it stands.
     pub(crate) first: usize,
 }
 
 impl Layout {
-    /// Of a run of these slices, which stand side by side.
+    /// The layout of a run of these slices, which stand side by side.
     pub(crate) fn of(run: &Run, slices: &[WeightSlice]) -> Self {
         let first = slices.first().map_or(0, |slice| slice.inputs.start as usize);
         let (inputs, outputs) = (run.inputs as usize, run.outputs as usize);
         Self { inputs, outputs, gated: run.gated, first }
     }
 
-    /// Where values in blocks are; none where they stand by themselves.
+    /// The layout of values in blocks; none where they stand by themselves.
     pub(crate) fn blocks(&self, format: WeightFormat) -> Option<BlockLayout> {
         BlockLayout::new(format, (self.inputs, self.first), self.packed())
     }
 
-    /// The panel and the column in it of a strip.
+    /// The panel of a strip, and its first column in that.
     pub(crate) fn lane(&self, strip: &Strip) -> (usize, usize) {
         (strip.panel / (PANEL * self.inputs.max(1)), strip.at)
     }
 
-    /// Columns with those that fill up.
+    /// The number of columns, with those that fill up.
     pub(crate) fn packed(&self) -> usize {
         match self.gated {
             true => 2 * (self.outputs / 2).next_multiple_of(PANEL),
@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of all values, with those that fill up.
+    /// The bytes of all values, with those that fill up.
     pub(crate) fn bytes(&self, format: WeightFormat) -> usize {
         format.held(self.inputs as u64, self.packed() as u64) as usize
     }
@@ -127,45 +127,46 @@ impl Layout {
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a, F: Format> {
     values: &'a [F::Element],
-    /// Inputs that are multiplied with,
+    /// The number of inputs that are multiplied with.
     pub(crate) inputs: usize,
-    /// of so many that a panel has, from this one on.
+    /// The number of inputs that a panel has; `first` is the first that is multiplied with.
     pub(crate) apart: usize,
     first: usize,
     pub(crate) count: usize,
 }
 
 impl<'a, F: Format> Panels<'a, F> {
-    /// All from panel `panel` and its input `input` on.
+    /// All values from input `input` of panel `panel` on.
     pub(crate) fn from(&self, panel: usize, input: usize) -> &'a [F::Element] {
         &self.values[(panel * self.apart + self.first + input) * PANEL..]
     }
 }
 
-/// A matrix to multiply with, wherever its values are.
+/// A matrix to multiply with, wherever its values are held.
 #[derive(Clone, Copy)]
 pub(crate) struct AnyMatrix<'a> {
     pub(crate) layout: Layout,
     pub(crate) format: WeightFormat,
-    /// To what rows are rounded that are multiplied with values in blocks.
+    /// The type that rows are rounded to which are multiplied with values in blocks.
     pub(crate) activations: Activations,
-    /// The first of the inputs that panels have, and how many these are.
+    /// The first of its inputs among those that its panels have, and how many these are.
     within: (usize, usize),
-    /// As many as the layout says with all inputs of its panels, aligned to 4. Of values in blocks the codes,
+    /// The values of all inputs of its panels, aligned to 4; of values in blocks the codes.
     bytes: &'a [u8],
-    /// and these are the headers.
+    /// The headers of values in blocks; empty where values stand by themselves.
     headers: &'a [u8],
 }
 
 impl<'a> AnyMatrix<'a> {
-    /// Packed values that begin these bytes; none where they are too few, or begin at odd places.
+    /// The matrix of the packed values that these bytes begin with; none where they are too few, or not
+    /// aligned.
     pub(crate) fn of_bytes(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Option<Self> {
         let bytes = bytes.get(..layout.bytes(format))?;
         let aligned = bytes.is_empty() || bytes.as_ptr().align_offset(align_of::<f32>()) == 0;
         aligned.then(|| Self::whole(layout, format, bytes))
     }
 
-    /// All of these packed values.
+    /// The matrix of all of these packed values.
     fn whole(layout: Layout, format: WeightFormat, bytes: &'a [u8]) -> Self {
         let codes = layout.blocks(format).map_or(bytes.len(), |blocks| blocks.codes());
         let (bytes, headers) = bytes.split_at(codes);
@@ -173,13 +174,14 @@ impl<'a> AnyMatrix<'a> {
         Self { layout, format, activations, within: (0, layout.inputs), bytes, headers }
     }
 
-    /// The same, for rows that are rounded so; none where they are not to be rounded, and would have to be.
+    /// The same matrix, for rows that are rounded so; none where they are not to be rounded, and would have
+    /// to be.
     pub(crate) fn by(self, activations: Activations) -> Option<Self> {
         let exact = activations == Activations::F32;
         (!exact || self.format.block().is_none()).then_some(Self { activations, ..self })
     }
 
-    /// Its panels, where values stand in blocks.
+    /// Its panels, where values stand in blocks; none where they stand by themselves.
     pub(crate) fn blocks(&self) -> Option<BlockPanels<'a>> {
         let (first, all) = self.within;
         // Of all inputs of the panels, whose first is that many before its own.
@@ -207,12 +209,12 @@ impl<'a> AnyMatrix<'a> {
         Panels { values: bytemuck::cast_slice(self.bytes), inputs, apart, first, count }
     }
 
-    /// Columns of what it gives, after the gate.
+    /// The number of columns of the product, after the gate.
     pub(crate) fn columns(&self) -> usize {
         if self.layout.gated { self.layout.outputs / 2 } else { self.layout.outputs }
     }
 
-    /// What gives these columns; none where they do not begin with a panel.
+    /// The part of the matrix that gives these columns; none where they do not begin with a panel.
     pub(crate) fn part(self, columns: Range<usize>) -> Option<Self> {
         let Layout { outputs, gated, .. } = self.layout;
         if columns == (0..self.columns()) {
@@ -238,7 +240,7 @@ impl<'a> AnyMatrix<'a> {
         Some(Self { layout, bytes, headers, ..self })
     }
 
-    /// What reads these of its inputs; none where it has fewer.
+    /// The part of the matrix that reads these of its inputs; none where it has fewer.
     pub(crate) fn inputs(self, inputs: Range<usize>) -> Option<Self> {
         if inputs == (0..self.layout.inputs) {
             return Some(self);
@@ -266,7 +268,7 @@ impl HeldMatrix {
         Self { inputs, outputs, gated, first, format, values }
     }
 
-    /// A matrix of one value: for measuring, where what comes out does not matter.
+    /// A matrix whose values are all the same: for measuring, where the result does not matter.
     pub(crate) fn even(inputs: usize, outputs: usize, value: f32) -> Self {
         let layout = Layout { inputs, outputs, gated: false, first: 0 };
         let mut lines = Lines::default();
@@ -306,7 +308,7 @@ impl HeldMatrix {
         Self::new(layout, format, lines)
     }
 
-    /// Whether it is the other one bit for bit, zeros that fill up included.
+    /// Whether it equals the other one bit for bit, zeros that fill up included.
     #[cfg(test)]
     pub(crate) fn same(&self, other: &Self) -> bool {
         let shape = |m: &Self| (m.inputs, m.outputs, m.gated, m.format);
@@ -351,7 +353,7 @@ impl HeldMatrix {
         }
     }
 
-    /// [`HeldMatrix::copy`] of values in blocks, column by column.
+    /// Copies as [`HeldMatrix::copy`] does, values in blocks, column by column.
     fn copy_blocks(
         &self,
         own: &BlockLayout,
@@ -378,12 +380,12 @@ impl HeldMatrix {
         Layout { inputs, outputs, gated, first }
     }
 
-    /// Whether it is gate | up columns.
+    /// Whether its columns are gate | up.
     pub fn gated(&self) -> bool {
         self.gated
     }
 
-    /// Columns of what it gives, after the gate.
+    /// The number of columns of the product, after the gate.
     pub fn columns(&self) -> usize {
         if self.gated { self.outputs / 2 } else { self.outputs }
     }
@@ -423,7 +425,7 @@ impl HeldMatrix {
         }
     }
 
-    /// Bytes of its values, with those that fill up.
+    /// The bytes of its values, with those that fill up.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.values.values().len() as u64)
     }

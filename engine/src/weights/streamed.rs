@@ -6,7 +6,7 @@ use super::{
     matrix::{Layout, NoRoom},
     phases_fit,
 };
-use crate::stream::{Ask, Ring, Stream, StreamError};
+use crate::stream::{FileRequest, Ring, Stream, StreamError};
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Streaming, WeightFormat};
 use galaxy_graph::{
     operators::{OperatorGraph, OperatorId},
@@ -20,11 +20,11 @@ use std::{
     sync::Arc,
 };
 
-/// What a device has of its matrices.
+/// The matrices of a device whose weights come from disk: those that stay, and those that do not.
 #[derive(Debug)]
 pub(crate) struct Streamed {
     runs: Vec<HeldRun>,
-    /// By matrix, and the first column of the product.
+    /// The run of each matrix, by its product and the first column in that.
     by_place: HashMap<(OperatorId, u32), usize>,
     pub(crate) stream: Arc<Stream>,
 }
@@ -34,17 +34,17 @@ pub(crate) struct Streamed {
 struct HeldRun {
     layout: Layout,
     format: WeightFormat,
-    /// Its bytes of the piece.
+    /// Its bytes within the piece.
     place: Range<usize>,
-    /// Its values, if they stay.
+    /// Its values, if they stay in memory.
     matrix: Option<HeldMatrix>,
     /// The bias of its columns.
     bias: Option<Vec<f32>>,
 }
 
 impl Streamed {
-    /// The matrix of a product whose first column is `column`, with the bias of its columns. `read` are the
-    /// bytes that the program has loaded for it. None where no matrix of a piece begins there, or it is not loaded.
+    /// The matrix of a product whose first column is `column`, with the bias of its columns. `read` are the bytes that
+    /// the program has loaded for it. None where no matrix of a piece begins there, or it was not loaded.
     pub(crate) fn matrix<'a>(
         &'a self,
         (operator, column): (OperatorId, u32),
@@ -58,14 +58,14 @@ impl Streamed {
         Some((matrix, run.bias.as_deref()))
     }
 
-    /// Bytes that stay, without the buffer.
+    /// The bytes that stay in memory, without the buffer.
     pub(crate) fn bytes(&self) -> u64 {
         let bias = |run: &HeldRun| run.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
         let matrix = |run: &HeldRun| run.matrix.as_ref().map_or(0, |m| m.bytes().0);
         self.runs.iter().map(|run| bias(run) + matrix(run)).sum()
     }
 
-    /// Adds the matrices of a piece, of which `values` are there if they stay.
+    /// Adds the matrices of a piece, with `values` if they stay in memory.
     fn add(
         &mut self,
         piece: &Piece,
@@ -93,8 +93,8 @@ impl Streamed {
 
 impl Shard {
     /// Makes the part of `device`, whose weights come from disk: what stays is read into memory, the rest
-    /// stands in a file in `directory`, which is written first where it is not there yet, and then stands
-    /// in the place of the device's other ones. `progress` is told the bytes that were written or read.
+    /// stands in a file in `directory`, which is written first where it is not there yet, and then replaces
+    /// the device's other ones. `progress` gets the bytes that were written or read.
     ///
     /// # Errors
     /// As [`Shard::load`], and when the file cannot be written.
@@ -113,7 +113,7 @@ impl Shard {
         let first = u64::from_be_bytes(identity.first_chunk().copied().unwrap_or_default());
         let name = format!("{}-{first:016x}.shard", device.name);
         let path = directory.join(&name);
-        let ask = Ask { path: &path, identity, pieces: &pieces };
+        let ask = FileRequest { path: &path, identity, pieces: &pieces };
         let opened = match ask.open() {
             Ok(opened) => opened,
             Err(why) => {
@@ -128,7 +128,7 @@ impl Shard {
         let no_room = |held| move |NoRoom| WeightError::Memory { wanted: buffer, held };
         let remake = remake(dir.clone(), pieces.clone());
         let ring = Ring::new(buffer.0).map_err(no_room(Bytes(0)))?;
-        let stream = Arc::new(Stream::new(opened, ring, streaming.agents, Box::new(remake)));
+        let stream = Arc::new(Stream::new(opened, ring, streaming.loaders, Box::new(remake)));
         let mut quiet = |_, _| ControlFlow::Continue(());
         let mut loader = Loader::new(&dir, Bytes(0), &mut quiet);
         let mut shard = loader.common(dir.clone(), graph.clone(), &|layer| layer)?;
@@ -168,13 +168,13 @@ impl Shard {
         Ok(shard)
     }
 
-    /// What brings its weights from disk, if something does.
+    /// The stream that brings its weights from disk, if some are not held.
     pub fn streams(&self) -> Option<Arc<Stream>> {
         self.streamed.as_ref().map(|streamed| streamed.stream.clone())
     }
 }
 
-/// Removes the device's files but one, and what of another was not finished.
+/// Removes the device's shard files, finished or not, but the one named `kept`.
 fn remove_others(directory: &Path, device: &DeviceName, kept: &str) {
     let mine = format!("{device}-");
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -189,7 +189,7 @@ fn remove_others(directory: &Path, device: &DeviceName, kept: &str) {
     }
 }
 
-/// Whether values can stand in the file as planned: widened to f32, or as the model has them.
+/// Checks that values can stand in the file as planned: widened to f32, or as the model has them.
 fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<(), WeightError> {
     let (planned, stored) = (streaming.format, dir.format());
     match planned == WeightFormat::F32 || planned == stored {
@@ -199,7 +199,7 @@ fn planned(dir: &ModelDir, streaming: &Streaming) -> Result<(), WeightError> {
 }
 
 /// Writes the file of a shard.
-fn write(dir: &ModelDir, ask: &Ask<'_>, progress: Progress<'_>) -> Result<(), WeightError> {
+fn write(dir: &ModelDir, ask: &FileRequest<'_>, progress: Progress<'_>) -> Result<(), WeightError> {
     let (mut done, all) = (0, ask.bytes());
     let mut quiet = |_, _| ControlFlow::Continue(());
     let mut loader = Loader::new(dir, Bytes(0), &mut quiet);
@@ -215,7 +215,7 @@ fn write(dir: &ModelDir, ask: &Ask<'_>, progress: Progress<'_>) -> Result<(), We
     Ok(())
 }
 
-/// What makes a piece anew.
+/// The function that fills in the values of a piece anew, from the model's files.
 fn remake(
     dir: Arc<ModelDir>,
     pieces: Arc<[Piece]>,

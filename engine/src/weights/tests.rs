@@ -50,7 +50,7 @@ fn assignment(spec: &ModelSpec, numbers: &[[Numbers; 3]]) -> Assignment {
         BlockAssignment {
             layers: Span::new(layer, layer + 1),
             heads: span(spec.heads, heads),
-            columns: span(spec.inner, columns),
+            columns: span(spec.intermediate, columns),
         }
     };
     let vocabulary = match spec.head {
@@ -129,7 +129,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
             // The peak is at least what is held at both ends, and at most one matrix more.
             let held = budget::PROCESS + shard.bytes().max(load(&dir, &old).bytes());
             let largest = u64::from(spec.hidden.max(3 * spec.heads * spec.head_width))
-                * u64::from(spec.inner.max(spec.vocabulary) + 16)
+                * u64::from(spec.intermediate.max(spec.vocabulary) + 16)
                 * 2
                 * format.bytes(1, 1);
             assert!(held <= said.peak && said.peak.0 <= held.0 + largest + (2 << 20));
@@ -139,7 +139,8 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
     }
 }
 
-/// The same of matrices in many types, which parts of blocks make f32.
+/// A shard of matrices in many formats, too, is reshaped to the one that is loaded; parts of blocks
+/// become f32.
 #[test]
 fn a_shard_of_blocks_that_is_reshaped_is_the_one_that_is_loaded() {
     let mut runner = TestRunner::new(ProptestConfig { cases: 60, ..Default::default() });
@@ -199,7 +200,7 @@ fn a_reshape_that_is_stopped_or_asks_for_what_is_not_there_leaves_nothing() {
     );
     assert!(matches!(stopped, Err(WeightError::Stopped)) && told == 3);
     let mut beyond = all;
-    beyond.blocks[0].columns = Span::new(0, spec.inner + 1);
+    beyond.blocks[0].columns = Span::new(0, spec.intermediate + 1);
     let wrong = load(&dir, &device(none))
         .reshape(dir.clone(), &device(beyond), &mut |_, _| ControlFlow::Continue(()));
     assert!(matches!(wrong, Err(WeightError::Model(_))));
@@ -216,7 +217,8 @@ fn a_sample_has_parts_of_several_widths() {
             heads: Span::first(heads),
             columns: Span::first(columns),
         };
-        let blocks = [(0, block(1, 3)), (1, block(spec.heads, 0)), (0, block(0, spec.inner))];
+        let blocks =
+            [(0, block(1, 3)), (1, block(spec.heads, 0)), (0, block(0, spec.intermediate))];
         let progress = &mut |_, _| ControlFlow::Continue(());
         let sample = Shard::sample(dir.clone(), &blocks, Span::empty(), progress).unwrap();
         assert_eq!(sample.graph.layers.len(), 3);

@@ -54,25 +54,25 @@ pub fn cases(dir: &ModelDir) -> Vec<Case> {
     cases
 }
 
-/// A text that no engine takes in one step.
+/// The rows of a sequence that no engine takes in one step.
 const LONG: u32 = 300;
 
 /// How heads, columns, rows and the vocabulary are split: a device each.
 struct Split {
     name: &'static str,
-    heads: &'static [Part],
-    columns: &'static [Part],
+    heads: &'static [Amount],
+    columns: &'static [Amount],
     row_weights: &'static [u32],
-    vocabulary: &'static [Part],
+    vocabulary: &'static [Amount],
 }
 
 /// A number, as far as there are so many, or all that is left.
 #[derive(Clone, Copy)]
-enum Part {
+enum Amount {
     Of(u32),
     Rest,
 }
-use Part::{Of, Rest};
+use Amount::{Of, Rest};
 
 const WHOLE: Split = Split {
     name: "whole",
@@ -107,9 +107,9 @@ const SPLITS: [Split; 3] = [
 ];
 
 /// `parts` of `total`, one behind another.
-fn cut(total: u32, parts: &[Part]) -> Vec<(u32, u32)> {
+fn cut(total: u32, parts: &[Amount]) -> Vec<(u32, u32)> {
     let mut left = total;
-    let of = |part: &Part| match part {
+    let of = |part: &Amount| match part {
         Of(wanted) => {
             let given = left.min(*wanted);
             left -= given;
@@ -213,8 +213,8 @@ fn shapes(spec: &ModelSpec, lengths: &[u32], batch: &[u32]) -> Vec<BatchShape> {
     let [lengths, batch] = [lengths, batch].map(|all| all.iter().map(image).collect::<Vec<_>>());
     let segment = |(at, rows): (usize, &u32)| Segment {
         slot: at as u32,
-        past: 0,
-        kept: false,
+        context_len: 0,
+        cached: false,
         rows: *rows,
         wanted: wanted[at % wanted.len()],
     };

@@ -11,16 +11,16 @@ use std::collections::{HashMap, VecDeque};
 /// `Given::scale`). The rounding of f32 is 6e-8, sums here have up to 129 terms, and the
 /// exponential and the activations add a few roundings of their own.
 const LIMIT: f64 = 2e-6;
-/// What half precision on the wire adds: half of its spacing at 1.
+/// The error that half precision on the wire adds: half of its spacing at 1.
 const HALF: f64 = 4.9e-4;
 /// Half of the least number of 16 bits: what is smaller becomes that or nothing.
 const LEAST_HALF: f64 = 3e-8;
-/// The same of numbers of 8 bits, whose largest is 127.
+/// The error that 8 bits on the wire add, whose largest number is 127.
 const EIGHTH: f64 = 1.0 / 253.0;
-/// What passes where nothing is rounded to 16 bits.
+/// The error that passes where nothing is rounded to 16 bits.
 const EXACT: (f64, f64) = (LIMIT, 0.0);
 
-/// The engine of one rank and what it is compared with.
+/// The engine of one rank, and the reference that it is compared with.
 pub struct Pair {
     pub engine: Box<dyn Engine>,
     pub reference: Reference,
@@ -42,11 +42,11 @@ impl Tile {
 }
 
 /// From, to, transfer and tile of what is on its way.
-type Way = (Rank, Rank, u32, u16);
+type TransferKey = (Rank, Rank, u32, u16);
 
 struct Device<'a> {
     program: &'a Program,
-    /// The same with f32 on the wire: for reading back.
+    /// The same program with f32 on the wire: for reading back.
     exact: Program,
     pair: &'a mut Pair,
     next: usize,
@@ -69,7 +69,7 @@ pub fn run(name: &str, programs: &[Program], pairs: &mut [Pair], binding: &Bindi
             Device { program, exact, pair, next: 0, tiles: HashMap::new() }
         })
         .collect();
-    let mut ways: HashMap<Way, VecDeque<Tile>> = HashMap::new();
+    let mut ways: HashMap<TransferKey, VecDeque<Tile>> = HashMap::new();
     let mut worst = 0.0_f64;
     while devices.iter().any(|d| d.next < d.program.operations.len()) {
         let mut moved = false;
@@ -94,7 +94,7 @@ impl Device<'_> {
         name: &str,
         operation: &Operation,
         binding: &Binding,
-        ways: &mut HashMap<Way, VecDeque<Tile>>,
+        ways: &mut HashMap<TransferKey, VecDeque<Tile>>,
     ) -> Option<f64> {
         let program = self.program;
         let own = program.rank;
@@ -194,7 +194,7 @@ impl Device<'_> {
     }
 }
 
-/// What a region of the engine's holds, by an operation of our own.
+/// The values of a region of the engine's memory, by an operation of our own.
 fn read_back(
     engine: &mut dyn Engine,
     exact: &Program,

@@ -1,10 +1,10 @@
 //! One suite for every engine: each operation, of every family, strategy and split, against the same
 //! operation in f64.
 //!
-//! The programs are those of lowering, for plans with awkward parts: one head, no columns, 1, 3, 17
-//! or 33 of them, no rows, slices of the vocabulary of any size. What an operation writes is
-//! compared at once, and the reference goes on with what the engine made of it: so an error is that
-//! of one operation, and its limit can be tight.
+//! The programs are those of lowering, for plans with awkward parts: one head, no columns, 1, 3, 17 or 33 of
+//! them, no rows, slices of the vocabulary of any size. What an operation writes is compared at once, and the
+//! reference continues with the engine's values: so an error is that of one operation, and its limit can be
+//! tight.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod cases;
@@ -14,16 +14,16 @@ mod reference;
 use cases::{Case, cases};
 use driver::Pair;
 use galaxy_common::{
-    BatchShape, Breadth, Bytes, Cache, DevicePlan, Epoch, Plan, Sampling, Segment, SequenceNumber,
-    Span, Wanted, plan::Phase,
+    BatchShape, Bytes, Cache, CandidateCount, DevicePlan, Epoch, Plan, Sampling, Segment,
+    SequenceNumber, Span, Wanted, plan::Phase,
 };
 use galaxy_engine::{
-    choose::Text,
     compute::{
         Binding, ComputeError, Engine, Inputs, Staged, choice::EngineChoice, cpu::CpuEngine,
     },
     executor::{Executor, Job, RunError},
-    generate::{Generation, Goal, Told},
+    generate::{Generation, Goal, TokenEvent},
+    sampler::Sequence,
     weights::{Shard, WeightError},
 };
 use galaxy_graph::{
@@ -149,7 +149,7 @@ fn activations(choice: EngineChoice) {
     assert_eq!(seen.len(), NAMES.len());
 }
 
-/// Greedy tokens of every decoder are those of `transformers`, with a past in the cache and without.
+/// Greedy tokens of every decoder are those of `transformers`, with cached rows and without.
 fn makes_tokens(choice: EngineChoice) {
     for family in FAMILIES {
         let dir = open(family);
@@ -168,12 +168,13 @@ fn makes_tokens(choice: EngineChoice) {
         let engine = choice.start(load(&dir, &plan.ring[0]), 1, cache).unwrap();
         let executor = Executor::start("alone", engine).unwrap();
         let (slot, sampling) = (1, Sampling::greedy());
-        let text = Text { slot, rows: 32, sampling, tokens: prompt.clone(), prompt: prompt.len() };
+        let text =
+            Sequence { slot, rows: 32, sampling, tokens: prompt.clone(), prompt: prompt.len() };
         executor.begin(text, [0].into()).unwrap();
         let make = |phase, past, tokens: &[u32], count| {
             let rows = tokens.len() as u32;
-            let wanted = Wanted::Token(Breadth::Few);
-            let segment = Segment { slot, past, kept: true, rows, wanted };
+            let wanted = Wanted::Token(CandidateCount::Few);
+            let segment = Segment { slot, context_len: past, cached: true, rows, wanted };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(
                     lower(dir.spec(), dir.formats(), &plan, phase, shape).unwrap().remove(0),
@@ -190,7 +191,7 @@ fn makes_tokens(choice: EngineChoice) {
             let goals = vec![Goal { count, ..Goal::default() }];
             let generation = Generation { first, goals, steps: 999, drafting: None };
             let mut made = Vec::new();
-            let tell = |_, told: &Told| {
+            let tell = |_, told: &TokenEvent| {
                 made.push(told[0] as u32);
                 None
             };
@@ -204,7 +205,7 @@ fn makes_tokens(choice: EngineChoice) {
     }
 }
 
-/// Programs that select some of what the devices hold.
+/// Programs that select a part of what the devices hold.
 fn parts(choice: EngineChoice) {
     let mut done = 0;
     for family in ["bert", "llama", "gptj"] {
@@ -214,7 +215,7 @@ fn parts(choice: EngineChoice) {
         let heads = if spec.head_width.is_multiple_of(16) { spec.group() } else { spec.heads };
         let selections = [
             Selection { layers: 1, ..all },
-            Selection { columns: spec.inner * 2 / 3, ..all },
+            Selection { columns: spec.intermediate * 2 / 3, ..all },
             Selection { layers: 1, heads, columns: 1 },
         ];
         let cases = cases(&dir);
@@ -366,7 +367,7 @@ engine!(cpu, EngineChoice::Cpu);
 #[cfg(feature = "burn-flex")]
 engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice::Flex));
 
-/// What an operation is, as far as engines do different things.
+/// The kind of an operation, as far as engines do different things.
 fn kind(graph: &OperatorGraph, program: &Program, operation: &Operation) -> String {
     match operation.kind {
         OpKind::Embed(_) => "Embed".to_owned(),
@@ -379,7 +380,7 @@ fn kind(graph: &OperatorGraph, program: &Program, operation: &Operation) -> Stri
                 _ => format!("{kernel:?}, last columns"),
             }
         }
-        OpKind::Join { add, norm, post, partial, staged } => {
+        OpKind::AddNorm { add, norm, post, partial, staged } => {
             let mlp = graph.layers[operation.layer as usize].after_mlp.add == add;
             let after = if mlp { "Mlp" } else { "Attention" };
             let last = !post && graph.norm(norm).is_some_and(|norm| norm.output == graph.last);

@@ -1,5 +1,5 @@
-//! Every operation in f64, by plain loops, from the words of `OpKind` and straight from the files of
-//! a model: it shares no code with the engines and their shards.
+//! Every operation in f64, by plain loops, from what `OpKind` documents and straight from the files of a
+//! model: it shares no code with the engines and their shards.
 
 use galaxy_common::{BatchShape, DevicePlan, Kernel, Row, Span, WireType};
 use galaxy_engine::compute::{Binding, Inputs};
@@ -14,7 +14,7 @@ use galaxy_model::{
 };
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-/// Rows of values.
+/// Rows of values, one behind another.
 #[derive(Clone, Debug)]
 pub struct Rows {
     pub columns: usize,
@@ -30,17 +30,16 @@ impl Rows {
     }
 }
 
-/// What an operation gives away, before it is rounded.
+/// The values that an operation gives away, before they are rounded.
 #[derive(Default)]
 pub struct Given {
-    /// What it exports or emits; nothing where it writes to the device.
+    /// The values that it exports or emits; none where it writes to the device.
     pub values: Vec<f64>,
-    /// What its errors are measured by: the largest sum of the sizes of the terms that a value is
-    /// the sum of.
+    /// The measure of its errors: the largest sum of the sizes of the terms that a value is the sum of.
     pub scale: f64,
 }
 
-/// What a device holds and has computed.
+/// The weights that a device holds, and the values that it has computed.
 pub struct Reference {
     dir: Arc<ModelDir>,
     graph: OperatorGraph,
@@ -68,12 +67,12 @@ fn at<'a>(
 fn positions(shape: &BatchShape, rows: Span<Row>) -> Vec<u32> {
     let of = |row: u32| {
         let (own, segment) = shape.placed().find(|(own, _)| own.has(row)).unwrap();
-        segment.past + row - own.start()
+        segment.context_len + row - own.start()
     };
     rows.iter().map(of).collect()
 }
 
-/// erf by its series, or by the continued fraction of erfc where that converges faster.
+/// The error function, by its series, or by the continued fraction of erfc where that converges faster.
 fn erf(x: f64) -> f64 {
     if x.abs() < 2.5 {
         let (mut term, mut sum) = (x, x);
@@ -152,7 +151,7 @@ impl Reference {
         self.tensors.clear();
     }
 
-    /// What a region of a device tensor holds; not a number where nothing was written.
+    /// The values of a region of a device tensor; not a number where nothing was written.
     pub fn read(&self, program: &Program, region: &Region) -> Rows {
         let (_, ranges) = at(program, region);
         let tensor = &self.tensors[&region.tensor];
@@ -160,8 +159,8 @@ impl Reference {
         Rows { columns: region.columns.len() as usize, values }
     }
 
-    /// Writes a region of a device tensor: also what the engine made of it, so that the error of one
-    /// operation is no error of the next.
+    /// Writes a region of a device tensor: the engine's values, too, so that the error of one operation is no
+    /// error of the next.
     pub fn write(
         &mut self,
         program: &Program,
@@ -213,7 +212,10 @@ impl Reference {
                 }
                 written.push(made);
             }
-            OpKind::Keep { .. } | OpKind::Shortlist { .. } | OpKind::Collect | OpKind::Choose => {
+            OpKind::AppendKv { .. }
+            | OpKind::TopK { .. }
+            | OpKind::GatherCandidates
+            | OpKind::Sample => {
                 panic!("no text of these programs goes on")
             }
             OpKind::Attend { heads, kv_heads, .. } => {
@@ -222,7 +224,7 @@ impl Reference {
                 assert_eq!((heads, kv_heads), (part.heads, kv_span(self.spec(), part.heads)));
                 written.push(self.attend(program, operation, binding, layer));
             }
-            OpKind::Join { add, norm, post, partial, staged: adds } => {
+            OpKind::AddNorm { add, norm, post, partial, staged: adds } => {
                 let layer = operation.layer;
                 let of = self.graph.layers[layer as usize];
                 let (bias, sum_norm) = match add == of.after_mlp.add {
@@ -318,7 +320,7 @@ impl Reference {
         self.scale = values.iter().fold(self.scale, |a, b| a.max(b.abs()));
     }
 
-    /// Sum of products, and the sum of their sizes.
+    /// The sum of products, and the sum of their sizes.
     fn dot(terms: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
         terms.fold((0.0, 0.0), |(sum, size), (a, b)| (sum + a * b, size + (a * b).abs()))
     }
@@ -410,7 +412,8 @@ impl Reference {
         out
     }
 
-    /// `rows x matrix[inputs, outputs] + bias[outputs]`, and the size of each value's terms.
+    /// The product `rows x matrix[inputs, outputs] + bias[outputs]`, and the size of each value's
+    /// terms.
     fn multiply(
         &self,
         rows: &Rows,
@@ -511,7 +514,7 @@ impl Reference {
         sized.into_iter().map(|(value, _)| value).collect()
     }
 
-    /// The first `queries` of `heads` heads of each row by one norm, the others by another.
+    /// Norms the first `queries` of `heads` heads of each row by one norm, the others by another.
     fn norm_heads(
         &self,
         layer: u32,
@@ -562,7 +565,9 @@ impl Reference {
         {
             let (_, text) = binding.shape.placed().find(|(own, _)| own.has(of)).unwrap();
             let frequencies = match long {
-                Some(long) if text.past + text.rows > long.above => &long.inverse_frequencies,
+                Some(long) if text.context_len + text.rows > long.above => {
+                    &long.inverse_frequencies
+                }
                 _ => inverse_frequencies,
             };
             for head in row[..heads * width].chunks_exact_mut(width) {
@@ -616,11 +621,11 @@ impl Reference {
                             (query(row, head * width + i), value(other, kv_head * width + i))
                         });
                         let (sum, size) = Self::dot(terms);
-                        let apart = spec.distances.map_or(0.0, |distances| {
+                        let apart = spec.relative_bias.map_or(0.0, |distances| {
                             let bucket = distances.bucket(i64::from(other) - i64::from(row));
                             let head = part.heads.start() as usize + head;
                             let at = bucket as usize * spec.heads as usize + head;
-                            self.vectors[&Vector::Distances][at]
+                            self.vectors[&Vector::RelativeBias][at]
                         });
                         let score = match spec.score_cap.map(f64::from) {
                             Some(most) => most * (sum * by / most).tanh(),

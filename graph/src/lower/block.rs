@@ -1,31 +1,31 @@
-//! What a device computes in a block, whoever's the rows are and however they came.
+//! What a device computes in a block, whoever owns the rows and however they arrived.
 
 use super::{
     build::{Builder, Value},
     kv_span, visible,
 };
-use crate::operators::Join;
+use crate::operators::AddNorm;
 use crate::program::{Block, OpKind, Region, Role};
 use galaxy_common::{BatchShape, BlockAssignment, Head, Row, Span};
 use galaxy_model::{ModelSpec, NormPlace};
 
-/// What the first products of a block make, as far as a device computes in it. Where both blocks of a
-/// layer stand beside each other it is both.
+/// What the first products of a block compute, as far as the device takes part: queries, keys and values, or
+/// intermediate rows of the MLP. With a parallel residual it is both.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Inside {
-    /// The tensor of queries, and that of keys and values: the same, but where rows are cut.
+pub(super) struct BlockInner {
+    /// The tensor of queries, and that of keys and values: one and the same, except where rows are cut.
     pub qkv: Option<(Value, Value)>,
-    /// Inner rows of the MLP.
-    pub inner: Option<Value>,
+    /// Intermediate rows of the MLP.
+    pub intermediate: Option<Value>,
 }
 
-impl Inside {
+impl BlockInner {
     pub fn is_empty(self) -> bool {
-        self.qkv.is_none() && self.inner.is_none()
+        self.qkv.is_none() && self.intermediate.is_none()
     }
 }
 
-/// The blocks of a layer that rows go through one after another.
+/// The blocks of a layer that rows go through one after another; a parallel residual counts as one.
 pub(super) fn blocks(spec: &ModelSpec) -> &'static [Block] {
     match spec.parallel {
         true => &[Block::Attention],
@@ -33,20 +33,20 @@ pub(super) fn blocks(spec: &ModelSpec) -> &'static [Block] {
     }
 }
 
-/// What is computed in a block: heads, and columns.
+/// Whether heads are computed in a block, and whether columns are.
 fn inside(spec: &ModelSpec, block: Block) -> (bool, bool) {
     let attention = block == Block::Attention;
     (attention, !attention || spec.parallel)
 }
 
-/// Whether a device of this part computes in a block.
+/// Whether a device with this assignment computes in a block.
 pub(super) fn computes(spec: &ModelSpec, part: &BlockAssignment, block: Block) -> bool {
     let (heads, columns) = inside(spec, block);
     heads && !part.heads.is_empty() || columns && !part.columns.is_empty()
 }
 
-/// Embeds rows, does to them what stands before the first block, and norms them where that reads normed
-/// ones.
+/// Embeds rows, applies the operators that stand before the first block, and norms the rows where that block
+/// reads normed ones.
 pub(super) fn embed(b: &mut Builder, residual: Region, normed: Region) {
     let graph = b.graph.clone();
     let mut to = residual;
@@ -64,8 +64,8 @@ pub(super) fn embed(b: &mut Builder, residual: Region, normed: Region) {
     norm_first(b, 0, residual, normed);
 }
 
-/// Norms rows for the first block of a layer, where that reads normed ones. Where it reads them as they are,
-/// apart from the residual, they are copied.
+/// Norms rows for the first block of a layer, where it reads normed ones. Where it reads them as they are,
+/// but not from the residual itself, they are copied.
 pub(super) fn norm_first(b: &mut Builder, layer: u32, residual: Region, normed: Region) {
     let of = b.graph.layers.get(layer as usize);
     if let Some(norm) = of.and_then(|of| of.norm) {
@@ -75,45 +75,45 @@ pub(super) fn norm_first(b: &mut Builder, layer: u32, residual: Region, normed: 
     }
 }
 
-/// Room for what the first products of a block make of some rows.
+/// Tensors for what the first products of a block compute of some rows.
 pub(super) fn room(
     b: &mut Builder,
     spec: &ModelSpec,
     part: &BlockAssignment,
     block: Block,
     rows: Span<Row>,
-) -> Inside {
+) -> BlockInner {
     let (heads, columns) = inside(spec, block);
     let width = (part.heads.len() + 2 * kv_span(spec, part.heads).len()) * spec.head_width;
     let mut tensor = |there, role, width| (there && width > 0).then(|| b.tensor(role, rows, width));
     let qkv = tensor(heads, Role::Qkv, width);
-    let inner = tensor(columns, Role::Inner, part.columns.len());
-    Inside { qkv: qkv.map(|qkv| (qkv, qkv)), inner }
+    let inner = tensor(columns, Role::Intermediate, part.columns.len());
+    BlockInner { qkv: qkv.map(|qkv| (qkv, qkv)), intermediate: inner }
 }
 
-/// The first products of a block, of some rows.
+/// Runs the first products of a block on some rows.
 pub(super) fn first_products(
     b: &mut Builder,
     layer: u32,
     normed: Region,
-    inside: Inside,
+    inside: BlockInner,
     rows: Span<Row>,
 ) {
     let of = b.operators(layer);
-    for (operator, to) in [(of.qkv, inside.qkv.map(|(qkv, _)| qkv)), (of.up, inside.inner)] {
+    for (operator, to) in [(of.qkv, inside.qkv.map(|(qkv, _)| qkv)), (of.up, inside.intermediate)] {
         if let Some(to) = to {
             b.compute(b.product(layer, operator), &[normed], &[to.rows(rows)]);
         }
     }
 }
 
-/// Attention, and the last products of a block, of some rows: the device's partial sums.
+/// Runs attention and the last products of a block on some rows; returns the device's partial sums.
 pub(super) fn last_products(
     b: &mut Builder,
     (spec, shape): (&ModelSpec, &BatchShape),
     layer: u32,
     heads: Span<Head>,
-    inside: Inside,
+    inside: BlockInner,
     rows: Span<Row>,
 ) -> Value {
     let mut sum: Option<Value> = None;
@@ -129,14 +129,14 @@ pub(super) fn last_products(
         let context = attend(b, spec, shape, layer, heads, qkv, rows);
         product(b, of.output, context.all());
     }
-    if let Some(inner) = inside.inner {
+    if let Some(inner) = inside.intermediate {
         product(b, of.down, inner.rows(rows));
     }
     sum.expect("who computes in a block has one of its products")
 }
 
-/// The residual addition after a block, with the norm that follows at once; and whether the norm
-/// has a tensor of its own.
+/// The residual addition after a block, with the norm that follows at once; and whether that norm has a
+/// tensor of its own.
 pub(super) fn join_kind(
     b: &Builder,
     spec: &ModelSpec,
@@ -147,11 +147,11 @@ pub(super) fn join_kind(
 ) -> (OpKind, bool) {
     let post = spec.norm_place == NormPlace::Post;
     let of = b.operators(layer);
-    let Join { add, norm } = match block {
+    let AddNorm { add, norm } = match block {
         Block::Attention => of.after_attention,
         _ => of.after_mlp,
     };
-    (OpKind::Join { add, norm, post, partial, staged }, !post)
+    (OpKind::AddNorm { add, norm, post, partial, staged }, !post)
 }
 
 /// Attention of `rows` over the queries, keys and values of the device's heads: queries stand first
@@ -169,9 +169,9 @@ fn attend(
     let queries = heads.len() * spec.head_width;
     let keys = 2 * kv_heads.len() * spec.head_width;
     let columns = Span::new(over.width - keys, over.width);
-    // Where rows are cut, keys and values are kept as they are gathered.
+    // Where rows are cut, keys and values are cached as they are gathered.
     if from.id == over.id {
-        keep(b, shape, layer, kv_heads, over.part(rows, columns));
+        append_kv(b, shape, layer, kv_heads, over.part(rows, columns));
     }
     let context = b.tensor(Role::Context, rows, queries);
     let reads = [
@@ -183,16 +183,16 @@ fn attend(
     context
 }
 
-/// Keeps those of the rows of `keys` that are to be kept: all that are read of keys and values.
-pub(super) fn keep(
+/// Puts into the KV cache the rows of `keys`, keys and values, if segments among them are to be cached.
+pub(super) fn append_kv(
     b: &mut Builder,
     shape: &BatchShape,
     layer: u32,
     kv_heads: Span<Head>,
     keys: Region,
 ) {
-    if shape.placed().any(|(text, segment)| segment.kept && text.overlaps(keys.rows)) {
+    if shape.placed().any(|(text, segment)| segment.cached && text.overlaps(keys.rows)) {
         let operator = b.operators(layer).attention;
-        b.compute(OpKind::Keep { operator, kv_heads }, &[keys], &[]);
+        b.compute(OpKind::AppendKv { operator, kv_heads }, &[keys], &[]);
     }
 }

@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) struct Builder {
-    /// What the operators are that operations name.
+    /// The graph whose operators the operations name.
     pub graph: Arc<OperatorGraph>,
-    /// The device's shares of them.
+    /// The device's assignment, which gives its share of each operator.
     part: Assignment,
     rank: Rank,
     phase: Phase,
@@ -27,13 +27,14 @@ pub(crate) struct Builder {
     operations: Vec<Operation>,
     lanes: Vec<(Lane, Vec<OpId>)>,
     outputs: Vec<Output>,
-    /// Operations and tensors that there were when each layer began.
+    /// How many operations and tensors there were when each layer began.
     begins: Vec<(usize, usize)>,
     /// The block and layer that new operations belong to.
     pub at: (Block, u32),
     /// Staging slots that may be in use at once: how far receives run ahead of the kernels.
     depth: usize,
-    /// Of each tensor in the buffer for weights: where it begins, and which ones before it it lies over.
+    /// For each tensor in the buffer for weights: where it begins, and which earlier tensors it lies
+    /// over.
     streamed: BTreeMap<TensorId, (u64, Vec<TensorId>)>,
 }
 
@@ -88,7 +89,7 @@ impl Builder {
         self.rank
     }
 
-    /// The next layer begins. Between layers that are cut alike all operations are alike.
+    /// Begins the next layer. Layers that are cut alike have operations that are alike.
     pub fn layer(&mut self) {
         self.begins.push((self.operations.len(), self.tensors.len()));
     }
@@ -107,7 +108,7 @@ impl Builder {
         Value { id, rows, width }
     }
 
-    /// A tile of `bytes` that are no values.
+    /// A tile of `bytes` bytes that are no numbers.
     pub fn bytes_tile(&mut self, role: Role, bytes: u64) -> Value {
         let width = self.wire.values(bytes);
         self.tensor(role, Span::first(1), u32::try_from(width).unwrap_or(u32::MAX))
@@ -118,7 +119,7 @@ impl Builder {
         self.graph.layers[layer as usize]
     }
 
-    /// The device's product of an operator of a layer.
+    /// The device's share of a product of a layer, as an operation.
     pub fn product(&self, layer: u32, operator: OperatorId) -> OpKind {
         let product = self.graph.product_of(operator, &self.part, layer);
         product.expect("operators of a layer are what they are")
@@ -157,7 +158,7 @@ impl Builder {
         staged
     }
 
-    /// Receives what [`Builder::bytes_tile`] makes elsewhere.
+    /// Receives a tile that the sender got from [`Builder::bytes_tile`].
     pub fn receive_bytes(&mut self, from: Rank, transfer: u32, role: Role, bytes: u64) -> Value {
         let staged = self.bytes_tile(role, bytes);
         let kind = OpKind::Receive { transfer, tile: 0 };
@@ -165,7 +166,7 @@ impl Builder {
         staged
     }
 
-    /// Loads so many bytes to `start` of the buffer for weights, over those of former tensors.
+    /// Loads `bytes` bytes to `start` of the buffer for weights, over those of the `former` tensors.
     pub fn load(
         &mut self,
         lane: Lane,
@@ -180,7 +181,7 @@ impl Builder {
         tensor
     }
 
-    /// The same with other operations in the place of each, as `each` pushes them.
+    /// The program with other operations in the place of each, as `each` pushes them.
     pub fn replaced<E>(
         mut self,
         mut each: impl FnMut(&mut Self, Lane, Operation) -> Result<(), E>,
@@ -197,7 +198,7 @@ impl Builder {
         Ok(self)
     }
 
-    /// Pushes an operation of [`Builder::replaced`].
+    /// Pushes an operation of [`Builder::replaced`] as it was.
     pub fn push_again(&mut self, lane: Lane, op: &Operation) {
         self.push(lane, op.kind, &op.reads, &op.writes);
     }
@@ -206,7 +207,7 @@ impl Builder {
         self.give(output, &[region]);
     }
 
-    /// Emits what no tensor holds.
+    /// Emits a result that no tensor holds.
     pub fn tell(&mut self, output: Output) {
         self.give(output, &[]);
     }
@@ -242,14 +243,14 @@ impl Builder {
         Ok(program)
     }
 
-    /// The program with slots and without waits, and how slots stood when each layer began.
+    /// The program with slots and without waits, and the state of its slots when each layer began.
     pub fn sketch(self) -> Result<Sketch, LowerError> {
         let (mut begins, depth) = (Vec::new(), self.depth);
         let (program, _) = self.slots(Some(&mut begins))?;
         Ok(Sketch { program, begins, depth })
     }
 
-    /// The program with slots and without waits, and what waits follow from.
+    /// The program with slots and without waits, and the order that its waits follow from.
     fn slots(
         mut self,
         standings: Option<&mut Vec<Standing>>,
@@ -278,9 +279,9 @@ impl Builder {
         Ok((program, Precedence { place, before }))
     }
 
-    /// Gives each tensor a slot in the order in which operations were collected. Returns the slots,
-    /// and for each tensor how far each lane must be before it may be written. Into `standings`
-    /// goes how slots stand when each layer begins.
+    /// Gives each tensor a slot in the order in which operations were collected. Returns the slots, and
+    /// for each tensor how far each lane must be before it may be written. The state of the slots when
+    /// each layer begins goes into `standings`.
     fn assign_slots(
         &mut self,
         lanes: usize,
@@ -307,7 +308,7 @@ impl Builder {
         let mut before = Before { of: vec![(0, 0); self.tensors.len()], lanes: Vec::new() };
         let mut begins = self.begins.iter().peekable();
         for (index, (op, &at)) in self.operations.iter_mut().zip(place).enumerate() {
-            // Nobody reads it any more, and what takes its place is written by nobody before.
+            // No operation reads it after this one, and none has written what takes its place.
             let replaced = self.graph.in_place(op, &self.tensors).filter(|(former, next)| {
                 last[former.0 as usize] == index && !seen[next.0 as usize]
             });
@@ -331,7 +332,7 @@ impl Builder {
                     let bytes = bytes[tensor];
                     slots.push(Slot { memory, start: *start, bytes });
                     used.resize(used.len() + lanes, 0);
-                    // Whoever used what it lies over has to be done with it.
+                    // All lanes that used the tensors under it have to be done with them.
                     let mut row = vec![0; lanes];
                     for former in former {
                         let slot = self.tensors[former.0 as usize].slot.0 as usize;
@@ -351,7 +352,7 @@ impl Builder {
                     continue;
                 }
                 let size = if memory == Memory::Staging { tile } else { bytes[tensor] };
-                // Behind the layers nobody misses a large slot that a small tensor took.
+                // After the layers, no later tensor misses a large slot that a small one took.
                 let wide = if op.block == Block::Head { u64::MAX } else { 2 * size + 1 };
                 let found = free.take(memory, size..=wide, self.depth);
                 let slot = found.or_else(|| free.grown(memory, size, &mut slots));
@@ -382,18 +383,18 @@ impl Builder {
     }
 }
 
-/// How slots stand when a layer begins.
+/// The state of the slots when a layer begins.
 struct Standing {
-    /// Tensors in use, by how many tensors ago they were made, and the bytes of their slots.
+    /// Tensors in use: how many tensors ago each was created, and the bytes of its slot.
     live: Vec<(usize, u64)>,
-    /// Free device slots by their bytes, with how many there are: which of equals is taken changes no
-    /// size.
+    /// Free device slots: their bytes, and how many there are of that size. Which of equal ones is taken
+    /// changes no size.
     device: Vec<(u64, usize)>,
-    /// Staging slots that there are.
+    /// How many staging slots there are.
     staged: usize,
 }
 
-/// A program without waits.
+/// A program without waits, from which one with more layers follows.
 pub(crate) struct Sketch {
     program: Program,
     begins: Vec<Standing>,
@@ -484,7 +485,7 @@ struct Before {
 }
 
 impl Before {
-    /// The lanes of a tensor, by how far each is; zero is no use at all.
+    /// Records how far each lane must be before a tensor may be written; zero is no use at all.
     fn set(&mut self, tensor: usize, used: &[u32]) {
         let from = self.lanes.len() as u32;
         let lanes = used.iter().enumerate().filter(|(_, count)| **count > 0);
@@ -508,10 +509,10 @@ struct Writer {
 
 /// The writers of all tensors, one tensor's behind another's.
 struct Writers {
-    /// Where those of each tensor begin, and one more.
+    /// Where the writers of each tensor begin, and the end of the last.
     from: Vec<u32>,
     all: Vec<Writer>,
-    /// The lane of all writers of each tensor, where it is one.
+    /// The lane of all writers of each tensor, where they share one.
     only: Vec<Option<LaneId>>,
 }
 

@@ -1,16 +1,16 @@
 //! Where the rows of a batch are cut between devices.
 //!
-//! Rows follow row weights, to the row. Where attention is cut by rows and a batch has several texts, a
-//! cut moves to the end of a text that lies near: a device then holds whole texts, and needs nobody's
-//! keys and values for them. A cut takes a sixteenth of what either of its neighbours has at most, so that no
-//! device has more than an eighth on top of its share, which is what budgets count.
+//! Rows follow row weights, to the row. Where attention is cut by rows and a batch has several texts, a cut
+//! moves to the end of a text that lies near: a device then holds whole texts, and needs no keys and values of
+//! others for them. A cut takes at most a sixteenth of what either of its neighbours has, so that no device has
+//! more than an eighth on top of its share, which is what budgets count.
 
 use galaxy_common::{
     BatchShape, Mode, Plan, Row, Span,
     plan::{Phase, own_rows},
 };
 
-/// A cut takes one in so many rows of a device at most.
+/// The part of a device's rows that a cut takes at most: one in so many.
 const TAKEN: u32 = 16;
 
 /// The rows of each device of a batch.
@@ -23,18 +23,18 @@ pub(super) fn cuts(plan: &Plan, phase: Phase, shape: &BatchShape) -> Vec<Span<Ro
     at_ends(shares, &ends, TAKEN)
 }
 
-/// Whether cuts move with the ends of texts: where devices tell each other keys and values of rows.
+/// Whether cuts move to the ends of texts: where devices exchange keys and values of rows.
 pub(crate) fn cuts_move(plan: &Plan) -> bool {
     plan.modes.iter().any(|modes| modes.attention == Mode::Sequence)
 }
 
-/// How many rows a device may have on top of so many, which are its share or a part of it.
+/// The most rows that a device may have on top of `rows`, which are its share or a part of it.
 pub fn farthest(rows: u32) -> u32 {
     rows.div_ceil(TAKEN / 2)
 }
 
-/// Moves the cuts between `shares` to the nearest of `ends`, which grow, where that takes one in `taken` rows of
-/// a device at most.
+/// Moves the cuts between `shares` to the nearest of `ends`, which ascend, where that takes at most one in
+/// `taken` of the rows of a device.
 pub fn at_ends(mut shares: Vec<Span<Row>>, ends: &[u32], taken: u32) -> Vec<Span<Row>> {
     let sizes: Vec<u32> = shares.iter().map(|share| share.len()).collect();
     let mut before: Option<usize> = None;

@@ -1,9 +1,10 @@
-//! One row of each text at a time, of layouts in which devices share blocks: who owns rows at all carries
-//! all of them, and every sum goes from each who has a part in it straight to everyone who carries. Two
-//! blocks of a layer are two messages behind one another, where a gather and a scatter would be four.
+//! Decode of one row of each sequence at a time, in layouts in which devices share blocks: each device
+//! that owns rows at all carries all of them, and every partial sum goes straight from the device that
+//! computed it to all that carry rows. Two blocks of a layer are two messages one after the other, where
+//! gathers and scatters would be four.
 //!
-//! A block that is cut by rows is held whole by whoever carries: each computes it for itself, and nothing
-//! travels.
+//! A block that is cut by rows is held whole by each device that carries rows: it computes it for itself,
+//! and nothing travels.
 
 use super::{
     block::{blocks, computes, embed, first_products, join_kind, last_products, room},
@@ -64,7 +65,7 @@ struct Device<'a> {
     shape: &'a BatchShape,
     ring: &'a Ring,
     me: usize,
-    /// Who of the ring carries rows.
+    /// Which positions of the ring carry rows.
     carriers: Vec<bool>,
     all: Span<Row>,
     b: &'a mut Builder,
@@ -109,20 +110,20 @@ impl Device<'_> {
         last_products(self.b, (self.spec, self.shape), layer, part.heads, inside, self.all)
     }
 
-    /// A block of which the device has all.
+    /// A block that the device holds all of and computes alone.
     fn alone(&mut self, block: Block, layer: u32, carried: Carried) -> Carried {
         let partial = self.partial(block, layer, carried.normed.all());
         self.join(block, layer, carried, Some(partial.all()), None)
     }
 
-    /// A block of which several devices have a part.
+    /// A block that several devices have a part of.
     fn shared(&mut self, block: Block, layer: u32, carried: Option<Carried>) -> Option<Carried> {
         let (n, me) = (self.ring.len(), self.me);
         let takes_part: Vec<bool> =
             (0..n).map(|at| computes(self.spec, &self.part(at, layer), block)).collect();
         let id = |collective, owner| transfer(layer, block, collective, n, owner, 1, 0);
         let hidden = self.spec.hidden;
-        // Who does not carry gets rows from the first who does.
+        // A device that does not carry rows gets them from the first that does.
         let first = self.carriers.iter().position(|carries| *carries);
         let guests: Vec<usize> =
             (0..n).filter(|&at| takes_part[at] && !self.carriers[at]).collect();
@@ -150,7 +151,7 @@ impl Device<'_> {
         self.b.at = (block, layer);
         let to: Vec<usize> =
             (1..n).map(|step| (me + step) % n).filter(|&at| self.carriers[at]).collect();
-        // In wire format as the others get it: sums are equal to the bit wherever they are made.
+        // In wire format as the others get it: sums are equal to the bit wherever they are added.
         let alone = takes_part.iter().filter(|takes_part| **takes_part).count() < 2;
         let mut own = None;
         if let Some(partial) = partial {
@@ -166,7 +167,7 @@ impl Device<'_> {
             }
         }
         let carried = carried?;
-        // In ring order, whoever adds.
+        // In ring order, on every device.
         let mut sums = Vec::new();
         for at in (0..n).filter(|&at| takes_part[at]) {
             let tile = match (at == me, own) {

@@ -6,13 +6,13 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// Slots that nobody uses, in the order in which they were left.
+/// Slots that no tensor uses, in the order in which they were left.
 #[derive(Default)]
 pub(super) struct Free {
-    /// By their bytes.
+    /// Free device slots, by their bytes.
     pub device: BTreeMap<u64, Vec<SlotId>>,
     staging: VecDeque<SlotId>,
-    /// Staging slots that there are, free or not.
+    /// How many staging slots there are, free or not.
     pub staged: usize,
 }
 
@@ -27,9 +27,9 @@ impl Free {
         }
     }
 
-    /// Device slots: the tightest that was left last, still warm in a cache. Staging slots, which
-    /// are all of one size: the one that was left first, and only when `depth` of them exist, so that
-    /// lanes rarely wait for it.
+    /// Takes a free slot. Of device slots it is the tightest that fits, and of these the one left last,
+    /// still warm in a cache. Of staging slots, which are all of one size, it is the one left first, and
+    /// only when `depth` of them exist, so that lanes rarely wait for it.
     pub fn take(
         &mut self,
         memory: Memory,
@@ -42,8 +42,8 @@ impl Free {
         self.device.range_mut(fits).find_map(|(_, left)| left.pop())
     }
 
-    /// The largest of the device slots that are too small, made as large as it has to be: that takes less
-    /// than one more, as of tensors each of which is larger than the one before.
+    /// Takes the largest of the device slots that are too small, and makes it as large as it has to be:
+    /// that takes less than one more slot, as where each tensor is larger than the one before.
     pub fn grown(&mut self, memory: Memory, size: u64, slots: &mut [Slot]) -> Option<SlotId> {
         let smaller = (memory == Memory::Device).then(|| self.device.range_mut(..size))?;
         let slot = smaller.rev().find_map(|(_, left)| left.pop())?;

@@ -11,7 +11,7 @@
 //! owner to reader, and partial sums straight to the owner, which adds them.
 
 use super::{
-    block::{Inside, computes, embed, first_products, join_kind, last_products, room},
+    block::{BlockInner, computes, embed, first_products, join_kind, last_products, room},
     build::{Builder, Value},
     cuts::cuts,
     exchange, head,
@@ -27,7 +27,7 @@ use galaxy_common::{
 use galaxy_model::{ModelSpec, NormPlace};
 use std::sync::Arc;
 
-/// The four collectives of a layer, in order; the head's follows the last layer's.
+/// The collectives of a block: a layer has four, in this order; the head's follows the last layer's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Collective {
     Gather,
@@ -80,7 +80,7 @@ pub(super) fn program(
             let of = |at: usize| {
                 let device = &plan.ring[ring.rank(at).index()];
                 let seen = visible(graph, layer, shape, rows[ring.rank(at).index()]);
-                // Whoever owns rows of this batch or of those that follow keeps all of its texts.
+                // Each device that owns rows of this batch or of later ones caches all of its sequences.
                 let owns = device.prefill.row_weight > 0 || device.decode.row_weight > 0;
                 kept(shape).filter(|_| owns).map_or(seen, |kept| ends(seen, kept))
             };
@@ -109,13 +109,13 @@ pub(super) fn program(
     builder
 }
 
-/// The rows of a batch from the first that is kept to the last, if any is.
+/// The rows of a batch from the first that is to be cached to the last, if any is.
 fn kept(shape: &BatchShape) -> Option<Span<Row>> {
-    let kept = shape.placed().filter(|(_, segment)| segment.kept).map(|(rows, _)| rows);
+    let kept = shape.placed().filter(|(_, segment)| segment.cached).map(|(rows, _)| rows);
     kept.reduce(ends)
 }
 
-/// From the first of two spans to the last.
+/// The span from the first of two spans to the last.
 pub(super) fn ends(a: Span<Row>, b: Span<Row>) -> Span<Row> {
     match (a.is_empty(), b.is_empty()) {
         (true, _) => b,
@@ -128,7 +128,7 @@ pub(super) fn ends(a: Span<Row>, b: Span<Row>) -> Span<Row> {
 #[derive(Clone, Copy)]
 pub(super) struct Carried {
     pub residual: Value,
-    /// The residual itself with a post-norm.
+    /// The rows that blocks read: the residual itself with a post-norm.
     pub normed: Value,
 }
 
@@ -143,7 +143,7 @@ impl Carried {
     }
 }
 
-/// Where normed tiles go next.
+/// A block that normed tiles go to next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Next {
     pub layer: u32,
@@ -151,8 +151,8 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// The block after it. Where both blocks of a layer stand beside each other they are one, which
-    /// goes by the name of attention.
+    /// The block after it; `None` after the last. The two blocks of a parallel residual are one, which is
+    /// called attention.
     pub fn after(self, spec: &ModelSpec) -> Option<Self> {
         match self.block {
             Block::Attention if !spec.parallel => Some(Self { block: Block::Mlp, ..self }),
@@ -162,16 +162,16 @@ impl Next {
     }
 }
 
-/// What a device has made of its own rows for the block that follows, tile by tile.
+/// What a device has computed of its own rows for the block that follows, tile by tile.
 #[derive(Default)]
 pub(super) struct Ahead {
     /// Tiles in wire format that it reads again itself.
     pub staged: Vec<Value>,
-    /// Queries, keys and values, where rows of attention are cut,
+    /// Queries, keys and values of the own rows, where attention is cut by rows.
     pub qkv: Option<Value>,
-    /// and the rows whose queries are still to be made.
+    /// Own rows whose queries are still to be computed, where attention is cut by rows.
     pub late: Vec<Span<Row>>,
-    /// The rows after an MLP whose rows are cut.
+    /// The own rows after an MLP that is cut by rows.
     pub joined: Option<Carried>,
 }
 
@@ -183,9 +183,10 @@ pub(super) struct Device<'a> {
     pub order: &'a Order,
     pub me: usize,
     pub own: Span<Row>,
-    /// Tiles of each position of the ring.
+    /// The tiles of each position of the ring.
     pub tiles: Vec<Vec<Span<Row>>>,
-    /// The rows that the own rows of each position see: of each layer, or once where layers are alike.
+    /// The rows that the own rows of each position see: one entry for each layer, or a single one where
+    /// layers are alike.
     pub sees: Vec<Vec<Span<Row>>>,
     pub all: Span<Row>,
     pub ring: Ring,
@@ -199,7 +200,7 @@ impl Device<'_> {
     pub(super) fn part(&self, at: usize, layer: u32) -> BlockAssignment {
         self.plan.ring[self.ring.rank(at).index()].assignment(self.phase).block(layer)
     }
-    /// Who computes in a block.
+    /// Which positions of the ring compute in a block.
     pub(super) fn active(&self, next: Next) -> Vec<bool> {
         let computes = |at| computes(self.spec, &self.part(at, next.layer), next.block);
         (0..self.ring.len()).map(computes).collect()
@@ -226,7 +227,7 @@ impl Device<'_> {
         transfer(next.layer, next.block, collective, self.ring.len(), owner, self.plan.tiles, tile)
     }
 
-    /// All layers; returns the rows after the last norm.
+    /// Runs all layers; returns the rows after the last norm.
     fn layers(&mut self) -> Option<Value> {
         let first = Next { layer: 0, block: Block::Attention };
         let mut ahead = Ahead::default();
@@ -312,8 +313,8 @@ impl Device<'_> {
         }
     }
 
-    /// Takes in the tiles of that number of all other owners, as far as they come here, and passes
-    /// them on; into `staged` what this device reads.
+    /// Takes in tile number `tile` of all other owners, as far as these come here, and passes them on; those
+    /// that this device reads go into `staged`.
     pub(super) fn take_in(&mut self, here: Next, tile: usize, staged: &mut Vec<Value>) {
         self.b.at = (here.block, here.layer);
         for owner in self.ring.arrivals(self.me).skip(1) {
@@ -332,7 +333,7 @@ impl Device<'_> {
         }
     }
 
-    /// Takes in one tile of another owner and sends it on; nothing where it does not come here.
+    /// Takes in one tile of another owner and sends it on; `None` where it does not come here.
     fn pass_on(
         &mut self,
         here: Next,
@@ -349,7 +350,7 @@ impl Device<'_> {
         Some(got)
     }
 
-    /// [`Device::take_in`] of the tiles beyond this device's own.
+    /// [`Device::take_in`] of the tiles whose numbers are beyond this device's own.
     pub(super) fn take_in_rest(&mut self, here: Next, staged: &mut Vec<Value>) {
         let all = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
         for tile in self.tiles[self.me].len()..all {
@@ -365,21 +366,26 @@ impl Device<'_> {
         out
     }
 
-    /// Room for what the first products of a block make of all rows, if this device computes in it.
-    pub(super) fn first(&mut self, here: Next) -> Inside {
+    /// Tensors for what the first products of a block compute of all rows, if this device computes in it.
+    pub(super) fn first(&mut self, here: Next) -> BlockInner {
         let part = self.part(self.me, here.layer);
         room(self.b, self.spec, &part, here.block, self.all)
     }
 
-    /// The first products on rows that were gathered.
-    pub(super) fn import(&mut self, layer: u32, staged: Value, inside: Inside) {
+    /// Imports rows that were gathered, and runs the first products on them.
+    pub(super) fn import(&mut self, layer: u32, staged: Value, inside: BlockInner) {
         let piece = self.b.tensor(Role::Gathered, staged.rows, self.hidden());
         self.b.compute(OpKind::Import, &[staged.all()], &[piece.all()]);
         first_products(self.b, layer, piece.all(), inside, staged.rows);
     }
 
-    /// AllGather into a block and its first products. Returns what they make.
-    fn enter(&mut self, here: Next, carried: Option<Carried>, mut staged: Vec<Value>) -> Inside {
+    /// AllGather into a block and its first products; returns what they compute.
+    fn enter(
+        &mut self,
+        here: Next,
+        carried: Option<Carried>,
+        mut staged: Vec<Value>,
+    ) -> BlockInner {
         self.b.at = (here.block, here.layer);
         let needs = self.active(here);
         let inside = self.first(here);
@@ -421,12 +427,12 @@ impl Device<'_> {
         here: Next,
         next: Option<Next>,
         carried: Option<Carried>,
-        inside: Inside,
+        inside: BlockInner,
         ahead: &mut Ahead,
     ) -> Option<Carried> {
         self.b.at = (here.block, here.layer);
         let contributes = self.active(here);
-        // Without overlap one product makes all rows before the first is sent.
+        // Without overlap one product computes all rows before the first is sent.
         let whole =
             (!inside.is_empty() && !self.overlaps()).then(|| self.partial(here, inside, self.all));
         let joined = carried.map(|_| self.joined());
@@ -482,8 +488,8 @@ impl Device<'_> {
         joined
     }
 
-    /// Takes in the sums of an own tile: one along the ring, or one of each who contributes, in order of
-    /// ranks.
+    /// Takes in the sums of an own tile: one that came along the ring, or one of each device that
+    /// contributes, in rank order.
     fn sums(&mut self, here: Next, contributes: &[bool], tile: usize) -> Vec<Value> {
         let from: Vec<usize> = match exchange(self.plan) {
             Exchange::Ring => {
@@ -526,7 +532,7 @@ impl Device<'_> {
         exchange(self.plan) == Exchange::Direct
     }
 
-    /// Adds sums to the device's own one, in their order, up to the last, which joins with them.
+    /// Adds sums to the device's own one, in their order, except the last, which the join adds.
     fn add(
         &mut self,
         rows: Span<Row>,
@@ -547,13 +553,13 @@ impl Device<'_> {
         (partial, last)
     }
 
-    /// Room for the own rows after a join.
+    /// Tensors for the own rows after a join.
     pub(super) fn joined(&mut self) -> Carried {
         Carried::new(self.b, self.spec, self.own)
     }
 
     /// The device's partial sums of some rows.
-    pub(super) fn partial(&mut self, here: Next, inside: Inside, rows: Span<Row>) -> Value {
+    pub(super) fn partial(&mut self, here: Next, inside: BlockInner, rows: Span<Row>) -> Value {
         let heads = self.part(self.me, here.layer).heads;
         last_products(self.b, (self.spec, self.shape), here.layer, heads, inside, rows)
     }

@@ -45,8 +45,9 @@ pub(super) fn lower(
     }
 }
 
-/// Candidates for the next tokens of a batch go in one tile from whoever holds words to all, and all
-/// choose. `logits` are the rows that tokens are chosen from, if this device has any.
+/// Candidates for the next tokens of a batch go in one tile from each device that has a slice of the
+/// vocabulary to all others, and all choose. `logits` are the rows that tokens are chosen from, if
+/// this device has any.
 fn choose(
     b: &mut Builder,
     spec: &ModelSpec,
@@ -58,13 +59,13 @@ fn choose(
     let me = b.rank();
     let slice = |rank: Rank| plan.ring[rank.index()].assignment(phase).vocabulary;
     let bytes = |rank: Rank| candidates_tile_bytes(shape, slice(rank).len());
-    // Behind those of all tiles that have names.
+    // Transfer numbers after those of all tiles of layers and head.
     let first = 4 * (spec.layers + 1) * plan.ring.len() as u32 * u32::from(plan.tiles);
     let id = |from: Rank| first + u32::from(from.0);
     let mut own = None;
     if !logits.is_empty() {
         let tile = b.bytes_tile(Role::Candidates, bytes(me));
-        b.compute(OpKind::Shortlist { tokens: slice(me) }, logits, &[tile.all()]);
+        b.compute(OpKind::TopK { tokens: slice(me) }, logits, &[tile.all()]);
         for (to, _) in plan.ranked().filter(|(to, _)| *to != me) {
             b.send(to, id(me), 0, tile);
         }
@@ -75,9 +76,9 @@ fn choose(
             Some(own) => own,
             None => b.receive_bytes(from, id(from), Role::Candidates, bytes(from)),
         };
-        b.compute(OpKind::Collect, &[tile.all()], &[]);
+        b.compute(OpKind::GatherCandidates, &[tile.all()], &[]);
     }
-    b.compute(OpKind::Choose, &[], &[]);
+    b.compute(OpKind::Sample, &[], &[]);
     if me == Rank(0) {
         for (index, ..) in shape.choices() {
             b.tell(Output { segment: index as u32, kind: OutputKind::Token });
@@ -134,7 +135,8 @@ fn emit_rows(
     }
 }
 
-/// Wanted rows of a segment: which, where in the batch, and their numbers.
+/// The wanted rows of a segment: its index, the rows in the batch, and their numbers among all
+/// wanted rows.
 type Numbered = (u32, Span<Row>, Span<Row>);
 
 /// Numbers wanted rows in row order; those of one owner follow one another.
@@ -177,7 +179,9 @@ fn select(b: &mut Builder, wanted: &[Numbered], own: Span<Row>, last: Value, pie
     }
 }
 
-/// Returns the rows of logits that tokens are chosen from, in the order of their segments.
+/// Gathers the wanted rows, multiplies them with this device's slice of the vocabulary, and emits
+/// the logits that were asked for. Returns the rows of logits that tokens are chosen from, in the
+/// order of their segments.
 #[expect(clippy::too_many_arguments, reason = "as above")]
 fn logits(
     b: &mut Builder,

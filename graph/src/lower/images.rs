@@ -1,5 +1,6 @@
-//! Networks of windows over images, lowered by hand: rows of each value stand on devices as their weights
-//! say, and go to whoever's windows reach over. What is right is proved, and what is changed is found.
+//! Networks of pools and activations over images, lowered by hand: rows of each value are split over devices
+//! by weight, and go to all devices whose windows reach them. The verifier passes what is right and finds
+//! what is changed.
 #![allow(clippy::unwrap_used)]
 
 use super::build::{Builder, Value as Tile};
@@ -20,8 +21,8 @@ use galaxy_model::Activation;
 use proptest::prelude::{Strategy as Arbitrary, *};
 use std::sync::Arc;
 
-/// An operator of a network: which of the values before it is read, counted from the last, and the windows of
-/// a pool along height and width, or an activation.
+/// An operator of a network: which of the earlier values is read, counted from the last, and the windows of a
+/// pool along height and width, or an activation.
 type Step = (usize, Option<[Window; 2]>);
 
 #[derive(Debug)]
@@ -66,12 +67,12 @@ impl Network {
         }
     }
 
-    /// The operator that makes a value.
+    /// The operator that computes a value.
     fn maker(&self, value: usize) -> &dyn Operate {
         self.graph.operators[value].operate()
     }
 
-    /// The rows of a value that a device makes.
+    /// The rows of a value that a device computes.
     fn own(&self, value: usize, weights: &[u32], rank: usize) -> Span<Row> {
         let rows = self.axes(value).0 * self.images;
         let until = |rank: usize| weights[..rank].iter().sum::<u32>();
@@ -79,7 +80,7 @@ impl Network {
         Span::new(at(rank), at(rank + 1))
     }
 
-    /// The rows of what an operator reads that some rows of what it makes need, of all images.
+    /// The rows, over all images, that an operator must read to compute the rows `own` of its result.
     fn needs(&self, made: usize, own: Span<Row>) -> Span<Row> {
         let operate = self.maker(made);
         let read = operate.reads()[0].0 as usize;
@@ -91,7 +92,7 @@ impl Network {
         (0..self.images).map(of).fold(Span::empty(), both)
     }
 
-    /// The rows of a value that a device has room for: its own, and those that it needs of others.
+    /// The rows of a value that a device has a tensor for: its own, and those that it needs of others.
     fn has(&self, value: usize, weights: &[u32], rank: usize) -> Span<Row> {
         let readers = (1..self.graph.values.len())
             .filter(|made| self.maker(*made).reads()[0].0 as usize == value);
@@ -193,7 +194,8 @@ impl Case {
     fn new(network: Network, weights: &[u32], wire: WireType) -> Self {
         let plan = plan(weights.len(), wire);
         let rows = network.axes(0).0;
-        let image = Segment { slot: 0, past: 0, kept: false, rows, wanted: Wanted::Nothing };
+        let image =
+            Segment { slot: 0, context_len: 0, cached: false, rows, wanted: Wanted::Nothing };
         let image = |slot| Segment { slot, ..image };
         let shape = BatchShape::new((0..network.images).map(image).collect()).unwrap();
         let programs = (0..weights.len()).map(|rank| network.program(&plan, weights, rank));
@@ -205,7 +207,7 @@ impl Case {
         verify_graph(&self.network.graph, pieces, &self.plan, &self.shape, &self.programs)
     }
 
-    /// What is found after a change of the operation of this number among those of a kind.
+    /// What the verifier finds after a change of the operation of this number among those of a kind.
     fn changed(
         mut self,
         is: impl Fn(&Operation) -> bool,
@@ -250,7 +252,7 @@ fn is_window(op: &Operation) -> bool {
     op.writes.get(1).is_some()
 }
 
-/// Without the first or the last of them.
+/// A span without its first or its last unit.
 fn fewer<U: galaxy_common::span::Unit>(span: Span<U>, first: bool) -> Span<U> {
     match first {
         true => Span::new(span.start() + 1, span.end()),
@@ -353,7 +355,7 @@ fn a_row_too_few_at_the_clipped_edge_is_found() {
     assert!(matches!(found, Err(VerifyError::Reach { .. })), "{found:?}");
 }
 
-/// The slot of what an operation reads first, and of what it makes.
+/// The slots of what an operation reads first and of what it writes.
 fn slots(program: &Program, at: usize) -> [u32; 2] {
     let op = &program.operations[at];
     [op.reads[0].tensor, op.writes[0].tensor].map(|tensor| program.tensor(tensor).slot.0)

@@ -27,7 +27,7 @@ pub(super) fn program(
     let depth = (4 * ring.len()).max(2 * usize::from(plan.tiles));
     let mut b = Builder::new(graph, plan, phase, rank, depth);
     let all = Span::<Row>::first(shape.rows());
-    // Sums are made and results are given by equal runs of rows, whoever holds what.
+    // Sums are computed and results are given by equal runs of rows, whoever holds what.
     let chunks: Vec<Span<Row>> = all.cut(ring.len() as u32).collect();
     let mut owned = vec![Span::empty(); plan.ring.len()];
     for (at, chunk) in chunks.iter().enumerate() {
@@ -81,8 +81,8 @@ pub(super) fn program(
     b
 }
 
-/// Ring ReduceScatter, then ring AllGather. The sum of a run of rows is made once and copied, so
-/// that replicas agree to the bit, in every wire type.
+/// Ring ReduceScatter, then ring AllGather. The sum of a run of rows is computed once and copied,
+/// so that replicas agree to the bit, in every wire type.
 #[expect(clippy::too_many_arguments, reason = "one collective, all of it is its input")]
 fn all_reduce(
     b: &mut Builder,

@@ -1,11 +1,11 @@
 //! In which order a device of the ring takes the tiles of a layer, so that compute and link are
 //! both busy.
 //!
-//! The order is that of a model: a ring of equal devices whose links are about as busy as their
-//! kernels, which is where order decides. In it each lane takes, whenever it is free, the most
-//! urgent step that is ready (list scheduling). All devices of the model do the same step at the
-//! same time, so what one sends is what the next receives, in every order. Real devices and links
-//! only change when steps happen, never their order.
+//! The order is that of an idealised ring of equal devices whose links are about as busy as their kernels,
+//! which is where order decides. There each lane takes, whenever it is free, the most urgent step that is
+//! ready (list scheduling). All devices of that ring do the same step at the same time, so what one sends
+//! is what the next receives, in every order. Real devices and links only change when steps happen, never
+//! their order.
 
 use super::galaxy::Collective;
 use galaxy_common::BatchShape;
@@ -16,9 +16,9 @@ use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap},
 };
 
-/// A step of a layer. A layer has two halves, attention and MLP (one, where both stand beside each
-/// other): each begins with the block's last product and ends with the first of the block that follows. `back` names an owner of
-/// rows by its distance backwards along the ring; 0 is the device itself.
+/// A step of a layer. A layer has two halves, attention and MLP (a parallel residual is one): each begins
+/// with the block's last product and ends with the first product of the block that follows. `back` names
+/// an owner of rows by its distance backwards along the ring; 0 is the device itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Step {
     /// The last product of the block.
@@ -47,7 +47,8 @@ impl Step {
         matches!(self, Self::Shift { .. })
     }
 
-    /// The steps of the layer that must be over before. What the first half reads is there.
+    /// The steps of the layer that must be over before this one. What the first half reads is there
+    /// already.
     fn after(self, n: usize) -> Vec<Self> {
         use Collective::{Gather, Scatter};
         let shift = |half, collective, back, tile| Self::Shift { half, collective, back, tile };
@@ -76,16 +77,16 @@ impl Step {
     }
 }
 
-/// What steps cost in the model; only ratios count.
+/// What steps cost in the idealised ring; only ratios count.
 struct Costs {
-    /// Of each half.
+    /// The last product of each half, on one tile; `first`: the first product of the block that follows.
     partial: Vec<u64>,
     first: Vec<u64>,
-    /// Row operations, of whatever kind.
+    /// A row operation on a tile, of whatever kind.
     row: u64,
     /// A tile on a link.
     wire: u64,
-    /// From the end of a send until the tile may be used.
+    /// The time from the end of a send until the tile may be used.
     lag: u64,
 }
 
@@ -94,7 +95,7 @@ impl Costs {
         // Of a row, for each value of the hidden width.
         let queries = u64::from(spec.heads) * u64::from(spec.head_width);
         let keys = u64::from(spec.kv_heads) * u64::from(spec.head_width);
-        let inner = u64::from(spec.inner);
+        let inner = u64::from(spec.intermediate);
         let up = if spec.gated { 2 * inner } else { inner };
         // Scores and what they weigh: each row with the rows of its text, or those before it.
         let pairs: u64 = shape.segments().iter().map(|s| u64::from(s.rows).pow(2)).sum();
@@ -148,13 +149,13 @@ fn steps(halves: usize, n: usize, tiles: usize) -> Vec<Step> {
     steps
 }
 
-/// A lane of the model.
+/// A lane of the idealised ring.
 #[derive(Default)]
 struct Lane {
     free: u64,
     /// Steps by the time from which they may start.
     coming: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Steps that may start, the most urgent first.
+    /// Steps that may start now, the most urgent first.
     ready: BTreeSet<(Urgency, usize)>,
 }
 
@@ -164,7 +165,7 @@ struct Lane {
 type Urgency = (bool, bool, Reverse<u64>, usize);
 
 impl Lane {
-    /// When its next step starts.
+    /// When its next step starts; `None` where none is left.
     fn next(&self) -> Option<u64> {
         let coming = self.coming.peek().map(|Reverse((at, _))| self.free.max(*at));
         if self.ready.is_empty() { coming } else { Some(self.free) }
@@ -180,7 +181,8 @@ impl Lane {
     }
 }
 
-/// The steps of a layer in the order in which devices take them, once it is known: the same on all.
+/// The steps of a layer in the order in which devices take them, once it is known: the same on all
+/// devices.
 pub(crate) type Order = OnceCell<Vec<Step>>;
 
 /// The steps of a layer, in the order in which each device of a ring of `n` > 1 takes them.
@@ -188,7 +190,7 @@ pub(super) fn staggered(spec: &ModelSpec, shape: &BatchShape, n: usize, tiles: u
     list(&Costs::new(spec, shape, n, tiles), n, tiles)
 }
 
-/// List scheduling.
+/// The steps of a layer in the order that list scheduling gives under these costs.
 fn list(costs: &Costs, n: usize, tiles: usize) -> Vec<Step> {
     let steps = steps(costs.partial.len(), n, tiles);
     let index: BTreeMap<Step, usize> = steps.iter().enumerate().map(|(i, s)| (*s, i)).collect();

@@ -7,7 +7,9 @@
 //! leave in tiles, as the last join finishes them.
 
 use super::{
-    block::{Inside, blocks, embed, first_products, join_kind, last_products, norm_first, room},
+    block::{
+        BlockInner, blocks, embed, first_products, join_kind, last_products, norm_first, room,
+    },
     build::{Builder, Value},
     galaxy::{Carried, Collective, transfer},
     head, kv_span,
@@ -31,7 +33,7 @@ pub(super) fn program(
     rank: Rank,
 ) -> Builder {
     let stages = Ring::layers(plan, phase);
-    // Alone, a stage has nobody to keep busy.
+    // A single stage has no others to keep busy.
     let tiles = if stages.len() > 1 { u32::from(plan.tiles) } else { 1 };
     let parts = parts(spec.causal, shape, tiles);
     // However texts are cut, tiles are no larger than those of one text.
@@ -71,13 +73,13 @@ pub(super) fn program(
 
 /// Rows that go through the stages together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Part {
+struct MicroBatch {
     rows: Span<Row>,
-    /// Whole texts: its own, and those of the parts that share some with it.
+    /// Rows of whole texts: those of this part, and of the parts that share some of them.
     texts: Span<Row>,
 }
 
-impl Part {
+impl MicroBatch {
     /// Tiles of at most so many rows.
     fn tiles(self, most: u32) -> impl Iterator<Item = Span<Row>> {
         self.rows.cut(self.rows.len().div_ceil(most.max(1)))
@@ -85,7 +87,7 @@ impl Part {
 }
 
 /// Cuts a batch into about `wanted` parts of about as many rows.
-fn parts(causal: bool, shape: &BatchShape, wanted: u32) -> Vec<Part> {
+fn parts(causal: bool, shape: &BatchShape, wanted: u32) -> Vec<MicroBatch> {
     let ends: Vec<u32> = shape.placed().map(|(text, _)| text.end()).collect();
     let nearest = |row: u32| ends.iter().copied().min_by_key(|end| end.abs_diff(row));
     let even = Span::<Row>::first(shape.rows()).cut(wanted).map(|part| part.end());
@@ -103,10 +105,10 @@ fn parts(causal: bool, shape: &BatchShape, wanted: u32) -> Vec<Part> {
         Span::new(start.unwrap_or(0), end.unwrap_or(shape.rows()))
     };
     let parts = rows.filter(|rows| !rows.is_empty());
-    parts.map(|rows| Part { rows, texts: whole(rows) }).collect()
+    parts.map(|rows| MicroBatch { rows, texts: whole(rows) }).collect()
 }
 
-/// The layers of one device.
+/// The layers of one device, as it lowers them.
 struct Stage<'a> {
     spec: &'a ModelSpec,
     shape: &'a BatchShape,
@@ -120,10 +122,11 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Sends all parts through; returns the rows after the last norm where no stage follows.
-    fn run(&mut self, parts: &[Part], most: u32) -> Option<Value> {
+    /// Sends all parts through the stage; returns the rows after the last norm where no stage
+    /// follows.
+    fn run(&mut self, parts: &[MicroBatch], most: u32) -> Option<Value> {
         let result = self.after.is_none().then(|| self.carried(Span::first(self.shape.rows())));
-        // Of each layer, for the texts of the part.
+        // For each layer, the tensor for the texts of the part.
         let mut qkv: Vec<Option<Value>> = vec![None; self.layers.len() as usize];
         let mut sent = 0;
         for part in parts {
@@ -147,7 +150,7 @@ impl Stage<'_> {
                 for &block in blocks(self.spec) {
                     self.b.at = (block, layer);
                     let attention = block == Block::Attention;
-                    let mut inside = Inside::default();
+                    let mut inside = BlockInner::default();
                     if !attention || self.spec.parallel {
                         let all = self.part(layer);
                         inside = room(self.b, self.spec, &all, Block::Mlp, part.rows);
@@ -173,12 +176,12 @@ impl Stage<'_> {
         result.map(|result| result.normed)
     }
 
-    /// All of a layer.
+    /// The assignment of all of a layer.
     fn part(&self, layer: u32) -> BlockAssignment {
         BlockAssignment {
             layers: Span::new(layer, layer + 1),
             heads: Span::first(self.spec.heads),
-            columns: Span::first(self.spec.inner),
+            columns: Span::first(self.spec.intermediate),
         }
     }
 
@@ -217,11 +220,11 @@ impl Stage<'_> {
         }
     }
 
-    /// The last products of a block, and the join.
+    /// Runs the last products of a block, and the join.
     fn leave(
         &mut self,
         (block, layer): (Block, u32),
-        inside: Inside,
+        inside: BlockInner,
         carried: Carried,
         joined: Carried,
         rows: Span<Row>,
@@ -237,7 +240,7 @@ impl Stage<'_> {
         self.b.compute(kind, &[carried.residual.rows(rows), partial.all()], &writes);
     }
 
-    /// A tile of the residual to the stage that follows.
+    /// Sends a tile of the residual to the stage that follows.
     fn send(&mut self, residual: Value, rows: Span<Row>, index: usize) {
         let Some(to) = self.after else { return };
         let out = self.b.tensor(Role::RowTile, rows, self.spec.hidden);
@@ -254,15 +257,21 @@ mod tests {
 
     #[test]
     fn parts_end_with_texts_where_rows_see_all_of_theirs() {
-        let segment =
-            |(slot, rows)| Segment { slot, past: 0, kept: false, rows, wanted: Wanted::Hidden };
+        let segment = |(slot, rows)| Segment {
+            slot,
+            context_len: 0,
+            cached: false,
+            rows,
+            wanted: Wanted::Hidden,
+        };
         let shape = |rows: &[u32]| {
             let segments = (0..).zip(rows.iter().copied()).map(segment);
             BatchShape::new(segments.collect()).expect("a batch")
         };
         let spans = |causal, rows: &[u32], wanted| -> Vec<[u32; 4]> {
             let parts = parts(causal, &shape(rows), wanted);
-            let ends = |p: &Part| [p.rows.start(), p.rows.end(), p.texts.start(), p.texts.end()];
+            let ends =
+                |p: &MicroBatch| [p.rows.start(), p.rows.end(), p.texts.start(), p.texts.end()];
             parts.iter().map(ends).collect()
         };
         assert_eq!(spans(false, &[12], 4), [[0, 12, 0, 12]]);

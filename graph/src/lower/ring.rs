@@ -17,7 +17,7 @@ pub(crate) struct Hop {
     pub send: bool,
 }
 
-/// Where a device has a gathered tile from, and to whom it gives it; positions of the ring.
+/// Where a device gets a gathered tile from, and to which it passes it on, as positions of the ring.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Route {
     pub from: Option<usize>,
@@ -25,7 +25,7 @@ pub(crate) struct Route {
 }
 
 impl Ring {
-    /// The devices that have a part in the layers. By plan, not by batch, so that links stand.
+    /// The devices that have a part in the layers: by plan, not by batch, so that links stay the same.
     pub fn layers(plan: &Plan, phase: Phase) -> Self {
         Self::of(plan, |d| {
             let part = d.assignment(phase);
@@ -36,7 +36,8 @@ impl Ring {
         })
     }
 
-    /// The devices that own rows or a slice of the vocabulary; where rows are cut, all of the layers'.
+    /// The devices of the head: those that have a slice of the vocabulary, and those that own rows;
+    /// except in stages, also all others that have a part in the layers.
     pub fn head(plan: &Plan, phase: Phase) -> Self {
         let layers = Self::layers(plan, phase);
         Self::of(plan, |d| {
@@ -69,11 +70,11 @@ impl Ring {
     pub fn previous(&self, at: usize) -> usize {
         (at + self.len() - 1) % self.len()
     }
-    /// Each device and the one after it.
+    /// Pairs of each device and the one after it.
     pub fn around(&self) -> impl Iterator<Item = (Rank, Rank)> + '_ {
         (0..self.len()).map(|at| (self.rank(at), self.rank(self.next(at))))
     }
-    /// The device `steps` before `at`.
+    /// The position `steps` before `at`.
     pub fn back(&self, at: usize, steps: usize) -> usize {
         (at + self.len() - steps % self.len()) % self.len()
     }

@@ -1,13 +1,14 @@
 //! Blocks that are cut by rows: each device has all heads or columns, and computes its own rows.
 //!
-//! An MLP exchanges nothing. Attention gathers keys and values: a device multiplies queries, keys
-//! and values of its own rows, and gets keys and values of the others' rows that its own see. All
-//! that needs no rows of others runs tile by tile, from the join of a tile to its next keys and
-//! values, so that these travel while the next tile is computed. Queries, which nobody else needs, are
-//! made when all keys and values are on their way. Of several texts, a tile waits for those of its own.
+//! An MLP exchanges nothing. Attention gathers keys and values: a device multiplies queries, keys and
+//! values of its own rows, and gets keys and values of the others' rows that its own see. All that needs
+//! no rows of others runs tile by tile, from the join of a tile to its next keys and values, so that these
+//! travel while the next tile is computed. Queries, which no other device needs, are computed when all
+//! keys and values are on their way. With several texts, a tile waits for the keys and values of its own
+//! texts only.
 
 use super::{
-    block::{Inside, first_products, keep, room},
+    block::{BlockInner, append_kv, first_products, room},
     build::Value,
     exchange,
     galaxy::{Ahead, Carried, Collective, Device, Next, ends},
@@ -19,7 +20,7 @@ use crate::program::{Block, OpKind, Role};
 use galaxy_common::{Row, Span, WeightFormat};
 
 impl Device<'_> {
-    /// The rows that devices see in a layer.
+    /// The rows that each position of the ring sees in a layer.
     fn sees(&self, layer: u32) -> &[Span<Row>] {
         &self.sees[(layer as usize).min(self.sees.len() - 1)]
     }
@@ -29,8 +30,9 @@ impl Device<'_> {
         !self.own.contains(self.sees(layer)[self.me])
     }
 
-    /// The way of keys and values of a tile of `owner`: only to devices that see some of them. With it
-    /// what they are, of which rows and how wide, and whether this device is one of those.
+    /// The route of the keys and values of a tile of `owner`, which go to devices that see some of them
+    /// only; then the role, the rows and the width of what travels, and whether this device is one of
+    /// those.
     pub(super) fn keys_route(
         &self,
         layer: u32,
@@ -41,7 +43,7 @@ impl Device<'_> {
         let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
         let others = self.sees(layer).iter().enumerate().filter(|(at, _)| *at != owner);
         let seen = others.map(|(_, sees)| sees.intersect(rows)).fold(Span::empty(), ends);
-        // Also for who has no heads and only passes them on.
+        // Also on devices that have no heads and only pass them on.
         let width = 2 * self.spec.kv_heads * self.spec.head_width;
         (route, (Role::KeysValuesTile, seen, width), needs[self.me])
     }
@@ -53,14 +55,15 @@ impl Device<'_> {
         (heads.len() * self.spec.head_width, keys * self.spec.head_width)
     }
 
-    /// Whether queries may be made apart from keys and values: where kernels can cut the matrix between
-    /// them, and it is not read from disk for each.
+    /// Whether queries may be computed apart from keys and values: where kernels can cut the matrix
+    /// between them, and it is not read from disk for each.
     fn can_make_queries_late(&self, queries: u32) -> bool {
         let device = &self.plan.ring[self.ring.rank(self.me).index()];
         queries.is_multiple_of(WeightFormat::PANEL) && device.streaming.is_none()
     }
 
-    /// Queries, keys and values of an own tile; keys and values go to who needs them.
+    /// Computes queries, keys and values of an own tile, and sends keys and values to the devices that
+    /// need them.
     pub(super) fn offer_keys(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
         self.b.at = (next.block, next.layer);
         let rows = self.tiles[self.me][tile];
@@ -107,8 +110,9 @@ impl Device<'_> {
         self.take_in(next, tile, &mut ahead.staged);
     }
 
-    /// The queries that are left; then, tile by tile, what keys and values the tile's rows see, attention,
-    /// its output product and the join. What arrives for later tiles travels meanwhile.
+    /// Computes the queries that are left; then, tile by tile, imports the keys and values that the tile's
+    /// rows see, and runs attention, its output product and the join. What arrives for later tiles travels
+    /// meanwhile.
     pub(super) fn attention(
         &mut self,
         here: Next,
@@ -136,9 +140,10 @@ impl Device<'_> {
                     let seen = visible(&self.b.graph, here.layer, self.shape, rows);
                     self.import_keys(keys, &mut staged, seen);
                 }
-                let mut inside = Inside { qkv: Some((qkv, keys.unwrap_or(qkv))), inner: None };
+                let mut inside =
+                    BlockInner { qkv: Some((qkv, keys.unwrap_or(qkv))), intermediate: None };
                 if self.spec.parallel {
-                    inside.inner = self.inner(here, carried, rows);
+                    inside.intermediate = self.inner(here, carried, rows);
                 }
                 self.join_rows(here, inside, carried, joined, rows);
                 self.advance(here.after(self.spec), joined, tile, ahead);
@@ -146,15 +151,15 @@ impl Device<'_> {
         }
         if let Some(keys) = keys {
             self.b.at = (here.block, here.layer);
-            // What only texts that go on need.
+            // Rows that only sequences in the KV cache need.
             self.import_keys(keys, &mut staged, keys.rows);
             let kv_heads = kv_span(self.spec, self.part(self.me, here.layer).heads);
-            keep(self.b, self.shape, here.layer, kv_heads, keys.all());
+            append_kv(self.b, self.shape, here.layer, kv_heads, keys.all());
         }
         joined
     }
 
-    /// Room for keys and values of all rows that the own rows see; none where those are all own.
+    /// A tensor for keys and values of all rows that the own rows see; `None` where those are all own.
     fn keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
         if !self.gathers_keys(here.layer) {
             return None;
@@ -172,7 +177,7 @@ impl Device<'_> {
         }
     }
 
-    /// An MLP on an own tile, and on into the block after it.
+    /// Runs an MLP on an own tile, and takes the tile on into the block after it.
     pub(super) fn mlp(&mut self, here: Next, carried: Carried, tile: usize, ahead: &mut Ahead) {
         self.b.at = (here.block, here.layer);
         let rows = self.tiles[self.me][tile];
@@ -181,24 +186,24 @@ impl Device<'_> {
             None => self.joined(),
         };
         ahead.joined = Some(joined);
-        let inside = Inside { qkv: None, inner: self.inner(here, carried, rows) };
+        let inside = BlockInner { qkv: None, intermediate: self.inner(here, carried, rows) };
         self.join_rows(here, inside, carried, joined, rows);
         self.advance(here.after(self.spec), joined, tile, ahead);
     }
 
-    /// The inner rows of the MLP.
+    /// Computes the intermediate rows of the MLP.
     fn inner(&mut self, here: Next, carried: Carried, rows: Span<Row>) -> Option<Value> {
         let part = self.part(self.me, here.layer);
         let inside = room(self.b, self.spec, &part, Block::Mlp, rows);
         first_products(self.b, here.layer, carried.normed.rows(rows), inside, rows);
-        inside.inner
+        inside.intermediate
     }
 
-    /// The last products of a block on own rows, which are their whole sum, and the join.
+    /// Runs the last products of a block on own rows, which gives their whole sum, and the join.
     fn join_rows(
         &mut self,
         here: Next,
-        inside: Inside,
+        inside: BlockInner,
         carried: Carried,
         joined: Carried,
         rows: Span<Row>,

@@ -2,7 +2,7 @@
 //! gathered, and the first product of the next block runs on what is there (ADR 0011).
 
 use super::{
-    block::{Inside, blocks, first_products},
+    block::{BlockInner, blocks, first_products},
     build::Value,
     galaxy::{Carried, Collective, Device, Next},
     order::{Step, staggered},
@@ -11,34 +11,36 @@ use crate::program::Role;
 use galaxy_common::Exchange;
 use std::collections::BTreeMap;
 
-/// Fewer tiles leave no room to stagger them: what is hidden is lost again to coarser steps.
+/// The fewest tiles that are staggered: of fewer, what is hidden is lost again to coarser steps.
 const LEAST_TILES: usize = 4;
 
-/// Smaller tiles pass faster than they arrive. Then latency rules, and the plain order, which has
-/// all tiles of a step on their way at once, is better.
+/// The fewest bytes of a tile that is staggered: smaller ones pass faster than they arrive. Then
+/// latency rules, and the plain order, which has all tiles of a step on their way at once, is
+/// better.
 const LEAST_BYTES: u64 = 16 << 10;
 
-/// From the last product of a block to the first of the one that follows.
+/// Half a layer: from the last product of a block to the first product of the one that follows.
 struct Half {
     here: Next,
-    /// None after the last layer.
+    /// The block that follows; `None` after the last layer.
     next: Option<Next>,
-    /// Who adds to the sums, and who needs the rows that come of them, by position.
+    /// Which positions of the ring add to the sums; `needs`: which need the rows that result.
     contributes: Vec<bool>,
     needs: Vec<bool>,
     carried: Option<Carried>,
     joined: Option<Carried>,
-    /// What the last products read, and what the first fill.
-    inside: Inside,
-    first: Inside,
-    /// By owner and tile: own parts of sums, and what is staged of each collective.
+    /// What the last products read; `first`: what the first products of the next block fill.
+    inside: BlockInner,
+    first: BlockInner,
+    /// The device's own parts of sums, by owner and tile; `sums` and `rows`: what is staged of each
+    /// collective.
     partials: BTreeMap<(usize, usize), Value>,
     sums: BTreeMap<(usize, usize), Value>,
     rows: BTreeMap<(usize, usize), Value>,
 }
 
 impl Device<'_> {
-    /// Whether tiles are staggered, and then how many a device has at most. Equal on all devices.
+    /// How many tiles a device has at most, if tiles are staggered; equal on all devices.
     pub(super) fn staggers(&self) -> Option<usize> {
         let tiles = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
         let rows = self.tiles.iter().flatten().map(|t| t.len()).max().unwrap_or(0);
@@ -48,13 +50,13 @@ impl Device<'_> {
         (self.ring.len() > 1 && plain && worth).then_some(tiles)
     }
 
-    /// All layers, from what the first products of the first made. Returns the rows after the last
-    /// norm.
+    /// Runs all layers, from what the first products of the first one computed. Returns the rows
+    /// after the last norm.
     pub(super) fn staggered(
         &mut self,
         tiles: usize,
         mut carried: Option<Carried>,
-        mut inside: Inside,
+        mut inside: BlockInner,
     ) -> Option<Value> {
         let (spec, shape, n) = (self.spec, self.shape, self.ring.len());
         let order = self.order.get_or_init(|| staggered(spec, shape, n, tiles));
@@ -73,7 +75,7 @@ impl Device<'_> {
         carried.map(|c| c.normed)
     }
 
-    fn half(&mut self, here: Next, carried: Option<Carried>, inside: Inside) -> Half {
+    fn half(&mut self, here: Next, carried: Option<Carried>, inside: BlockInner) -> Half {
         let next = here.after(self.spec);
         Half {
             here,
@@ -90,7 +92,7 @@ impl Device<'_> {
         }
     }
 
-    /// One step of all devices, as far as this one has a part in it.
+    /// Lowers one step of all devices, as far as this one has a part in it.
     fn step(&mut self, halves: &mut [Half], step: Step) {
         let owner = |back| self.ring.back(self.me, back);
         match step {
@@ -99,7 +101,7 @@ impl Device<'_> {
             }
             Step::Pass { half, back, tile } => {
                 let (half, key) = (&mut halves[half], (owner(back), tile));
-                // Who has no part passes the sum through without a copy.
+                // A device without a part passes the sum through without a copy.
                 if let Some(partial) = half.partials.remove(&key) {
                     self.b.at = (half.here.block, half.here.layer);
                     let added = half.sums.remove(&key);

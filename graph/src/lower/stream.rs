@@ -11,14 +11,14 @@ use crate::{
 use galaxy_common::{PIECE_ALIGNMENT, Room, Span, Streaming};
 use std::ops::Range;
 
-/// What is in the buffer while a program is lowered.
+/// What is in the buffer for weights while a program is lowered.
 struct Buffer<'a> {
     streaming: &'a Streaming,
-    /// Pieces that are there.
+    /// Pieces that are in the buffer: their numbers and tensors.
     there: Vec<(usize, Value)>,
-    /// Who was last where: the ranges of the buffer that were used.
+    /// Ranges of the buffer that were used, each with the tensor that was there last.
     last: Vec<(Range<u64>, TensorId)>,
-    /// Where the next piece goes, and which part it takes.
+    /// Where the next piece goes in a ring; `part`: which part it takes where the buffer is cut into parts.
     at: u64,
     part: u64,
 }
@@ -32,7 +32,7 @@ pub(super) fn weave(
     pieces: &[Piece],
 ) -> Result<Builder, LowerError> {
     let mut buffer = Buffer { streaming, there: Vec::new(), last: Vec::new(), at: 0, part: 0 };
-    let mut loads = vec![0; usize::from(streaming.agents)];
+    let mut loads = vec![0; usize::from(streaming.loaders)];
     b.replaced(|b, lane, op| {
         let OpKind::Product { operator, .. } = op.kind else {
             b.push_again(lane, &op);
@@ -51,7 +51,7 @@ pub(super) fn weave(
     })
 }
 
-/// A product's part that a piece makes.
+/// The part of a product that computes the columns of a piece.
 fn part_of(op: &Operation, piece: &Piece, weights: Option<Value>) -> Operation {
     let mut part = op.clone();
     let columns = |region: &mut Region| {
@@ -59,7 +59,7 @@ fn part_of(op: &Operation, piece: &Piece, weights: Option<Value>) -> Operation {
         region.columns = Span::new(start + piece.columns.start(), start + piece.columns.end());
     };
     part.writes.iter_mut().for_each(columns);
-    // What is added to it.
+    // The sums that are added to it.
     part.reads.iter_mut().skip(1).for_each(columns);
     part.reads.extend(weights.map(Value::all));
     part
@@ -92,8 +92,8 @@ impl Buffer<'_> {
         (self.at, self.part) = (place.end, self.part + 1);
         let former = self.take(&place);
         self.there.retain(|(_, tensor)| !former.contains(&tensor.id));
-        // Who has had the fewest bytes so far: loaders are through at about the same time, whatever the
-        // sizes of pieces.
+        // The loader that has had the fewest bytes so far: loaders are through at about the same time,
+        // whatever the sizes of pieces.
         let least = (0..loads.len()).min_by_key(|&at| loads[at]).unwrap_or(0);
         loads[least] += size;
         let lane = Lane::Load(least as u16);
@@ -104,7 +104,7 @@ impl Buffer<'_> {
         Ok(tensor)
     }
 
-    /// Forgets who was last in a range, and says who.
+    /// Forgets which tensors were last in a range, and returns them.
     fn take(&mut self, place: &Range<u64>) -> Vec<TensorId> {
         let (mut former, mut last) = (Vec::new(), Vec::new());
         for (used, tensor) in self.last.drain(..) {

@@ -1,17 +1,17 @@
-//! Activations that stand on their own.
+//! Activation functions that stand on their own.
 
 use super::{Axes, Operate, Reach, Sizes, ValueId, Work};
 use galaxy_model::Activation;
 use smallvec::SmallVec;
 
-/// An activation of each element. The result may take the place of what is read.
+/// An activation function of each element. The result may take the place of what is read.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Activate {
-    /// What it reads.
+    /// The value that it reads.
     pub input: ValueId,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// Which.
+    /// The activation function.
     pub activation: Activation,
 }
 

@@ -1,26 +1,27 @@
-//! Residual additions.
+//! Residual additions, where the terms of sums come together.
 
-use super::{Axes, Content, Norm, Operate, OperatorId, Unlike, ValueId, WeightId};
+use super::{Axes, Content, Norm, OperandMismatch, Operate, OperatorId, ValueId, WeightId};
 use galaxy_common::{Share, Span};
 use smallvec::SmallVec;
 
-/// The residual, plus whole sums of products that are cut by what they read, plus their biases: these join
-/// here, once, at the owner of a row. Where the model says so, they are normed together before that.
+/// The residual, plus the whole sums of products that are cut by their inputs, plus their biases: these
+/// join here, once, at the owner of a row. Where the model says so, the sums are normed together before
+/// they are added.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Add {
-    /// What the sums are added to.
+    /// The residual that the sums are added to.
     pub residual: ValueId,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// Columns.
+    /// Columns of a row.
     pub width: u32,
-    /// The products whose sums these are, and the shares of each.
+    /// The products whose sums are added, and how many shares each has.
     pub sums: SmallVec<[(OperatorId, u32); 2]>,
-    /// What those make.
+    /// The values that these products compute.
     pub terms: SmallVec<[ValueId; 2]>,
-    /// Biases of the products.
+    /// The biases of these products.
     pub biases: SmallVec<[WeightId; 2]>,
-    /// The norm of what is added.
+    /// The norm of the sums before they are added, if the model has one.
     pub norm: Option<Norm>,
 }
 
@@ -50,19 +51,23 @@ impl Operate for Add {
         _id: OperatorId,
         _share: Span<Share>,
         read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Unlike::unless(read, 0, self.residual)?;
+    ) -> Result<Content, OperandMismatch> {
+        OperandMismatch::unless(read, 0, self.residual)?;
         let mut all = super::Sums::default();
         for (at, read) in read.iter().enumerate().skip(1) {
             let more = match read {
                 Some(Content::Sums(more)) => all.plus(more),
                 _ => None,
             };
-            all = more.ok_or_else(|| Unlike::new(at, "sums of this addition, each share once"))?;
+            all = more.ok_or_else(|| {
+                OperandMismatch::new(at, "sums of this addition, each share once")
+            })?;
         }
         match all.is_whole(&self.sums) {
             true => Ok(Content::Value(self.output)),
-            false => Err(Unlike::new(read.len() - 1, format!("all shares: {:?}", self.sums))),
+            false => {
+                Err(OperandMismatch::new(read.len() - 1, format!("all shares: {:?}", self.sums)))
+            }
         }
     }
 }

@@ -1,40 +1,40 @@
 //! Attention: rows see others of their text.
 
 use super::{
-    Axes, Axis, Cut, Operate, OperatorId, Reach, Side, Sizes, ValueId, WeightId, Window, Work,
+    Axes, Axis, Cut, CutSide, Operate, OperatorId, Reach, Sizes, ValueId, WeightId, Window, Work,
     product::shared,
 };
 use galaxy_common::{Head, Row, Share, Span};
-use galaxy_model::Distances;
+use galaxy_model::RelativeBias;
 use smallvec::SmallVec;
 
-/// softmax(queries x keys' * scale) x values, head by head.
+/// Computes softmax(queries x keys' * scale) x values, head by head.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attention {
-    /// Queries | keys | values.
+    /// Queries, keys and values, side by side in a row.
     pub input: ValueId,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// The product that makes what it reads.
+    /// The product that computes the value that it reads.
     pub projection: OperatorId,
-    /// Its number among those that keep keys and values.
+    /// The layer whose keys and values these are: its number in the KV cache.
     pub layer: u32,
-    /// Query heads.
+    /// How many query heads it has.
     pub heads: u32,
     /// Query heads that share a key-value head.
     pub group: u32,
-    /// Width of a head.
+    /// Columns of a head.
     pub width: u32,
     /// What scores are multiplied by.
     pub scale: f32,
-    /// Then, scores s become c tanh(s / c) of this c.
+    /// The soft cap c of scores, if there is one: a scaled score s becomes c tanh(s / c).
     pub cap: Option<f32>,
-    /// How many rows before it a row sees; none for all.
-    pub behind: Option<u32>,
-    /// How many rows after it; none for all, 0 where rows see earlier rows only.
-    pub ahead: Option<u32>,
-    /// What distances add to scores, and the table of it.
-    pub distances: Option<(Distances, WeightId)>,
+    /// How many earlier rows a row sees; `None` for all.
+    pub window_before: Option<u32>,
+    /// How many later rows a row sees; `None` for all, 0 in causal attention.
+    pub window_after: Option<u32>,
+    /// The relative position bias that is added to scores, and its table; `None` without one.
+    pub relative_bias: Option<(RelativeBias, WeightId)>,
 }
 
 impl Attention {
@@ -43,7 +43,7 @@ impl Attention {
         shared(self.group, heads)
     }
 
-    /// The rows of a text that some of them see.
+    /// The rows of a text that the rows `own` see.
     pub fn sees(&self, own: Span<Row>, text: Span<Row>) -> Span<Row> {
         self.reach(1).of(own, text, text)
     }
@@ -51,7 +51,7 @@ impl Attention {
 
 impl Operate for Attention {
     fn name(&self) -> String {
-        match (self.behind, self.ahead, self.distances) {
+        match (self.window_before, self.window_after, self.relative_bias) {
             (_, _, Some((distances, _))) => format!("attention (with {distances:?})"),
             (Some(behind), ..) => format!("attention (of {behind} rows before)"),
             (None, Some(0), None) => "attention (causal)".to_owned(),
@@ -67,7 +67,7 @@ impl Operate for Attention {
         self.output
     }
     fn weights(&self) -> SmallVec<[WeightId; 8]> {
-        self.distances.iter().map(|(_, table)| *table).collect()
+        self.relative_bias.iter().map(|(_, table)| *table).collect()
     }
     fn shape(&self, read: &[Axes]) -> Result<Axes, String> {
         let queries = self.heads * self.width;
@@ -79,7 +79,7 @@ impl Operate for Attention {
         }
     }
     fn cut(&self) -> Option<Cut> {
-        Some(Cut { axis: Axis::Heads, side: Side::Outputs, count: self.heads })
+        Some(Cut { axis: Axis::Heads, side: CutSide::Outputs, count: self.heads })
     }
     fn share_columns(&self, share: Span<Share>) -> Option<(u32, u32)> {
         let columns = share.len() * self.width;
@@ -88,7 +88,7 @@ impl Operate for Attention {
     fn reach(&self, at: usize) -> Reach {
         // As far as any text goes.
         let far = |rows: Option<u32>| rows.unwrap_or(u32::MAX / 4).min(u32::MAX / 4);
-        match (at, self.behind, self.ahead) {
+        match (at, self.window_before, self.window_after) {
             (0, ..) => Reach::Same,
             (_, None, Some(0)) => Reach::Before,
             (_, None, None) => Reach::All,

@@ -1,4 +1,4 @@
-//! The axes of values, and what an operator reads along them to make a part of its result.
+//! The axes of values, and what an operator reads along them to compute a part of its result.
 
 use galaxy_common::{Span, span::Unit};
 
@@ -13,11 +13,11 @@ pub enum Axes {
     /// An image: `height` rows of `width` pixels, the channels of a pixel side by side. Images of a batch
     /// stand one below another.
     Image {
-        /// Rows.
+        /// Rows of the image.
         height: u32,
         /// Pixels in a row.
         width: u32,
-        /// Columns of a pixel.
+        /// Channels of a pixel.
         channels: u32,
     },
 }
@@ -32,31 +32,31 @@ impl Axes {
     }
 }
 
-/// Neighbours that are reduced to one, along one axis.
+/// A window along one axis: neighbours that are reduced to one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Window {
-    /// How many it sees.
+    /// How many elements it sees.
     pub kernel: u32,
-    /// How far apart they are; 1 for next to each other.
+    /// How far apart these are; 1 for next to each other.
     pub dilation: u32,
     /// How far it moves from one result to the next.
     pub stride: u32,
-    /// How far the first one begins before the axis,
+    /// Padding before the axis: how far the first window begins before it.
     pub before: u32,
-    /// and how far one may end behind it.
+    /// Padding after the axis: how far a window may end behind it.
     pub after: u32,
 }
 
 impl Window {
-    /// From its first neighbour to its last: K = dilation (kernel - 1) + 1.
+    /// From its first element to its last: K = dilation (kernel - 1) + 1.
     pub fn extent(&self) -> u32 {
         self.dilation.saturating_mul(self.kernel.saturating_sub(1)).saturating_add(1)
     }
 
-    /// How many results it has of so many.
+    /// How many results it has along an axis of `of` elements.
     ///
     /// # Errors
-    /// In words: why it has none, or some that see nothing.
+    /// The reason, for people, why it has none, or some that see nothing but padding.
     pub fn results(&self, of: u32) -> Result<u32, String> {
         let extent = self.extent();
         if self.kernel == 0 || self.dilation == 0 || self.stride == 0 {
@@ -72,7 +72,7 @@ impl Window {
         }
     }
 
-    /// What results `own` read of so many: `[start S - P, (end - 1) S + K - P)`, clipped.
+    /// The elements, of `of`, that the results `own` read: `[start S - P, (end - 1) S + K - P)`, clipped.
     fn reads(&self, own: (u32, u32), of: u32) -> (u32, u32) {
         let at = |result: u32| u64::from(result) * u64::from(self.stride);
         let clipped = |padded: u64| padded.saturating_sub(self.before.into()).min(of.into()) as u32;
@@ -81,21 +81,22 @@ impl Window {
     }
 }
 
-/// What of an axis is read to make a part of it: of a text, of an image, or of a row of pixels.
+/// Which part of an axis is read to compute a part of the result: of a text, of an image, or of a row of
+/// pixels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reach {
-    /// The same part.
+    /// The same part of the axis.
     Same,
-    /// It, and all before it.
+    /// The same part, and all before it.
     Before,
-    /// All.
+    /// All of the axis.
     All,
     /// The part and a halo around it.
     Window(Window),
 }
 
 impl Reach {
-    /// What is read of `read` to make `own` of `made`; nothing where `own` is not in it.
+    /// The part of `read` that is needed to compute `own` of `made`; nothing where `own` is not in it.
     pub fn of<U: Unit>(self, own: Span<U>, made: Span<U>, read: Span<U>) -> Span<U> {
         let own = own.intersect(made);
         if own.is_empty() {

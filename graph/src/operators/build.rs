@@ -1,9 +1,9 @@
 //! The operator graph of a transformer, from its description.
 
 use super::{
-    Add, Attention, Axes, Axis, ClassOperators, Cut, Embed, HeadNorms, Heads, Join, LayerOperators,
-    Norm, Operator, OperatorGraph, OperatorId, Product, Rotary, Side, Value, ValueId, Weight,
-    WeightId,
+    Add, AddNorm, Attention, Axes, Axis, ClassOperators, Cut, CutSide, Embed, HeadNorms, Heads,
+    LayerOperators, Norm, Operator, OperatorGraph, OperatorId, Product, Rotary, Value, ValueId,
+    Weight, WeightId,
 };
 use galaxy_common::Kernel;
 use galaxy_model::{HeadSpec, Matrix, ModelSpec, NormPlace, Positions, Rotation, Vector};
@@ -25,15 +25,15 @@ struct Build<'a> {
     widths: Vec<u32>,
     ids: HashMap<Weight, WeightId>,
     inputs: Vec<ValueId>,
-    /// The layer that is built.
+    /// The layer that is being built.
     layer: u32,
 }
 
-/// What goes from block to block.
+/// The values that go from block to block.
 #[derive(Clone, Copy)]
 struct Carried {
     residual: ValueId,
-    /// The rows that a block reads, and what makes them if they are not the residual itself.
+    /// The rows that a block reads; `norm`: what computes them, if they are not the residual itself.
     rows: ValueId,
     norm: Option<OperatorId>,
 }
@@ -84,7 +84,7 @@ impl<'a> Build<'a> {
         self.weight(Weight::Vector(vector))
     }
 
-    /// The same, where the model has it.
+    /// The id of a vector, where the model has it.
     fn vector_if(&mut self, vector: Vector) -> Option<WeightId> {
         vector.width(self.spec).map(|_| self.vector(vector))
     }
@@ -182,7 +182,7 @@ impl<'a> Build<'a> {
         (output, Some(self.operator(Operator::Norm(norm))))
     }
 
-    /// A layer: both blocks one after the other, or beside each other.
+    /// A layer: both blocks one after the other, or as a parallel residual.
     fn transformer_layer(
         &mut self,
         layer: u32,
@@ -209,8 +209,11 @@ impl<'a> Build<'a> {
         };
         let rows_of_mlp = if spec.parallel { rows_of_mlp } else { carried.rows };
         let (up, inner) = self.up(layer, rows_of_mlp);
-        let down =
-            self.sum((inner, Matrix::Down(layer)), (Axis::Columns, spec.inner), Kernel::Down);
+        let down = self.sum(
+            (inner, Matrix::Down(layer)),
+            (Axis::Columns, spec.intermediate),
+            Kernel::Down,
+        );
         let down_bias = (down, Vector::DownBias(layer));
         let after = (Vector::MlpSumNorm(layer), self.norm_after_mlp(layer));
         let after_mlp = match spec.parallel {
@@ -238,7 +241,7 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Queries, keys and values.
+    /// The product that computes queries, keys and values.
     fn projection(
         &mut self,
         layer: u32,
@@ -266,7 +269,7 @@ impl<'a> Build<'a> {
             matrices: matrices.map(|matrix| self.weight(Weight::Matrix(matrix))).into(),
             shape: (spec.hidden, columns),
             biases: biases.into_iter().filter_map(|bias| self.vector_if(bias)).collect(),
-            cut: Some(Cut { axis: Axis::Heads, side: Side::Outputs, count: spec.heads }),
+            cut: Some(Cut { axis: Axis::Heads, side: CutSide::Outputs, count: spec.heads }),
             gated: false,
             activation: None,
             cap: None,
@@ -284,7 +287,7 @@ impl<'a> Build<'a> {
     ) -> (OperatorId, ValueId) {
         let spec = self.spec;
         let output = self.value("context", spec.heads * spec.head_width);
-        let table = self.vector_if(Vector::Distances);
+        let table = self.vector_if(Vector::RelativeBias);
         let (behind, ahead) = spec.sees(layer);
         let attention = Attention {
             input,
@@ -296,9 +299,9 @@ impl<'a> Build<'a> {
             width: spec.head_width,
             scale: spec.score_scale(layer),
             cap: spec.score_cap,
-            behind,
-            ahead,
-            distances: spec.distances.zip(table),
+            window_before: behind,
+            window_after: ahead,
+            relative_bias: spec.relative_bias.zip(table),
         };
         (self.operator(Operator::Attention(attention)), output)
     }
@@ -306,11 +309,11 @@ impl<'a> Build<'a> {
     /// The first product of an MLP.
     fn up(&mut self, layer: u32, rows: ValueId) -> (OperatorId, ValueId) {
         let spec = self.spec;
-        let output = self.value("inner rows", spec.inner);
+        let output = self.value("inner rows", spec.intermediate);
         let (gate, up) = (Matrix::Gate(layer), Matrix::Up(layer));
         let matrices = if spec.gated { vec![gate, up] } else { vec![up] };
         let biases = [Vector::GateBias(layer), Vector::UpBias(layer)];
-        let outputs = spec.inner * matrices.len() as u32;
+        let outputs = spec.intermediate * matrices.len() as u32;
         let matrices = matrices.into_iter().map(|matrix| self.weight(Weight::Matrix(matrix)));
         let product = Product {
             input: rows,
@@ -318,7 +321,11 @@ impl<'a> Build<'a> {
             matrices: matrices.collect(),
             shape: (spec.hidden, outputs),
             biases: biases.into_iter().filter_map(|bias| self.vector_if(bias)).collect(),
-            cut: Some(Cut { axis: Axis::Columns, side: Side::Outputs, count: spec.inner }),
+            cut: Some(Cut {
+                axis: Axis::Columns,
+                side: CutSide::Outputs,
+                count: spec.intermediate,
+            }),
             gated: spec.gated,
             activation: Some(spec.activation),
             cap: None,
@@ -328,7 +335,7 @@ impl<'a> Build<'a> {
         (self.operator(Operator::Product(product)), output)
     }
 
-    /// A product of which devices have terms of its sum.
+    /// A product that is cut by its inputs, so that devices have terms of its sum.
     fn sum(
         &mut self,
         (input, matrix): (ValueId, Matrix),
@@ -344,7 +351,7 @@ impl<'a> Build<'a> {
             matrices: smallvec![self.weight(Weight::Matrix(matrix))],
             shape: (inputs, spec.hidden),
             biases: SmallVec::new(),
-            cut: Some(Cut { axis, side: Side::Inputs, count }),
+            cut: Some(Cut { axis, side: CutSide::Inputs, count }),
             gated: false,
             activation: None,
             cap: None,
@@ -360,7 +367,7 @@ impl<'a> Build<'a> {
         carried: &mut Carried,
         sums: &[(OperatorId, Vector)],
         (sum_norm, norm): (Vector, [Vector; 2]),
-    ) -> Join {
+    ) -> AddNorm {
         let output = self.value("residual", self.spec.hidden);
         let product = |id: OperatorId| match &self.operators[id.0 as usize] {
             Operator::Product(product) => (product.output, product.cut),
@@ -385,10 +392,10 @@ impl<'a> Build<'a> {
             NormPlace::Pre => Carried { residual: output, rows, norm: Some(norm) },
             NormPlace::Post => Carried { residual: rows, rows, norm: None },
         };
-        Join { add, norm }
+        AddNorm { add, norm }
     }
 
-    /// A product that each device has whole.
+    /// A product that each device holds whole.
     fn whole(
         &mut self,
         input: ValueId,
@@ -427,7 +434,7 @@ impl<'a> Build<'a> {
                     matrices: smallvec![self.weight(Weight::Matrix(Matrix::LanguageHead))],
                     shape: (spec.hidden, spec.vocabulary),
                     biases: self.vector_if(Vector::LanguageBias).into_iter().collect(),
-                    cut: Some(Cut { axis, side: Side::Outputs, count: spec.vocabulary }),
+                    cut: Some(Cut { axis, side: CutSide::Outputs, count: spec.vocabulary }),
                     gated: false,
                     activation: None,
                     cap: spec.logit_cap,

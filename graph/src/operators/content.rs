@@ -1,20 +1,20 @@
-//! What tensors of programs hold, in terms of the graph: what the verifier's rules speak of.
+//! What tensors of programs hold, in terms of the graph: what the verifier's rules are about.
 
 use super::{OperatorId, ValueId};
 use galaxy_common::{Share, Span};
 use std::{fmt, rc::Rc};
 
-/// Terms of a sum: shares of operators that are cut by what they read.
+/// The terms of a sum: shares of operators that are cut by their inputs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sums(Rc<[(OperatorId, Span<Share>)]>);
 
 impl Sums {
-    /// One term.
+    /// A sum of one term.
     pub fn one(operator: OperatorId, share: Span<Share>) -> Self {
         Self(Rc::new([(operator, share)]))
     }
 
-    /// Both together; none where a share is in both.
+    /// The terms of both sums together; none where a share is in both.
     pub fn plus(&self, other: &Self) -> Option<Self> {
         let mut all: Vec<_> = self.0.iter().chain(&*other.0).copied().collect();
         all.sort_unstable();
@@ -31,7 +31,7 @@ impl Sums {
         Some(Self(terms.into()))
     }
 
-    /// Whether it is all shares of these operators, of which there are so many, and nothing else.
+    /// Whether it has all shares of these operators, of which there are so many, and nothing else.
     pub fn is_whole(&self, of: &[(OperatorId, u32)]) -> bool {
         let whole = |&(operator, count): &(OperatorId, u32)| {
             count == 0 || self.0.contains(&(operator, Span::first(count)))
@@ -48,9 +48,9 @@ pub enum Content {
     Value(ValueId),
     /// A sum that may lack terms.
     Sums(Sums),
-    /// Candidates for the next tokens of a batch, of devices.
+    /// Candidates for the next tokens of a batch, of the devices whose bits are set.
     Candidates(u128),
-    /// A piece of the device's shard.
+    /// A piece of the device's shard, by its number.
     Weights(u32),
 }
 
@@ -72,22 +72,22 @@ impl fmt::Display for Content {
     }
 }
 
-/// Something else is read than an operator reads.
+/// The error of an operation that reads something else than its operator reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unlike {
-    /// Which of what is read.
+pub struct OperandMismatch {
+    /// The place of the value among those that are read.
     pub at: usize,
-    /// What it should be.
+    /// What it should be, for people.
     pub want: String,
 }
 
-impl Unlike {
+impl OperandMismatch {
     /// Something else than `want` is read at `at`.
     pub fn new(at: usize, want: impl fmt::Display) -> Self {
         Self { at, want: want.to_string() }
     }
 
-    /// An error where what is read at `at` is not this value.
+    /// An error unless the value that is read at `at` is this one.
     pub(super) fn unless(read: &[Option<Content>], at: usize, value: ValueId) -> Result<(), Self> {
         let want = Content::Value(value);
         match read.get(at).and_then(Option::as_ref) {

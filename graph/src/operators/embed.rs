@@ -1,30 +1,30 @@
-//! Embedding: tokens or squares of pixels become rows.
+//! Embedding: tokens or image patches become rows.
 
-use super::{Axes, Content, Norm, Operate, OperatorId, Unlike, ValueId, WeightId};
+use super::{Axes, Content, Norm, OperandMismatch, Operate, OperatorId, ValueId, WeightId};
 use galaxy_common::{Share, Span};
 use galaxy_model::Patches;
 use smallvec::SmallVec;
 
-/// Rows of tables, read from disk, or of squares of pixels; with positions, types and a norm where the model
-/// has them.
+/// Rows of tables, read from disk, or of image patches; with positions, token types and a norm where the
+/// model has them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Embed {
-    /// The squares of pixels, multiplied; none where rows are made of tokens.
+    /// The image patches after their product; `None` where rows are of tokens.
     pub projected: Option<ValueId>,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// Its columns.
+    /// Columns of a row.
     pub width: u32,
-    /// What squares of pixels are multiplied by, and what the row of the class begins with; none where rows
-    /// are made of tokens.
+    /// The image patches, the product that projects them, and the vector that the class row begins with;
+    /// `None` where rows are of tokens.
     pub patches: Option<(Patches, OperatorId, WeightId)>,
-    /// What rows of the table of tokens are multiplied by.
+    /// What rows of the token table are multiplied by.
     pub scale: f32,
     /// What is added to a position to find its row in the table of positions; none without such a table.
     pub positions: Option<u32>,
-    /// The table of types, and its rows; none without.
+    /// The table of token types, and how many rows it has; `None` without one.
     pub types: Option<(WeightId, u32)>,
-    /// The norm of the result.
+    /// The norm of the result, if the model has one.
     pub norm: Option<Norm>,
 }
 
@@ -59,7 +59,7 @@ impl Operate for Embed {
         _id: OperatorId,
         _share: Span<Share>,
         _read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
+    ) -> Result<Content, OperandMismatch> {
         Ok(Content::Value(self.output))
     }
 }

@@ -3,12 +3,12 @@
 use super::{Axes, Operate, ValueId};
 use smallvec::SmallVec;
 
-/// Rows of an input.
+/// The rows of an input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Input {
-    /// What it makes.
+    /// The value that it gives.
     pub output: ValueId,
-    /// Its axes.
+    /// The axes of that value.
     pub axes: Axes,
 }
 

@@ -7,19 +7,19 @@ use smallvec::SmallVec;
 /// A norm of each row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Norm {
-    /// What it reads.
+    /// The value that it reads.
     pub input: ValueId,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// Its columns.
+    /// Columns of a row.
     pub width: u32,
-    /// Which kind.
+    /// The kind of norm.
     pub kind: NormKind,
-    /// Added to the variance.
+    /// What is added to the variance, or to the mean square of an RMS norm.
     pub epsilon: f32,
-    /// What columns are scaled by,
+    /// The vector that scales columns.
     pub weight: WeightId,
-    /// and what is added then.
+    /// The vector that is added then, if there is one.
     pub bias: Option<WeightId>,
 }
 

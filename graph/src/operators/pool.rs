@@ -1,17 +1,17 @@
-//! Pooling: each pixel of the neighbours around one.
+//! Pooling of images: a window of pixels becomes one pixel of the result.
 
 use super::{Axes, Operate, Reach, Sizes, ValueId, Window, Work};
 use smallvec::SmallVec;
 use std::fmt;
 
-/// What becomes of the neighbours that a window sees.
+/// How the pixels that a window sees become one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pooling {
-    /// The largest.
+    /// The largest of the pixels.
     Max,
-    /// Their mean,
+    /// The mean of the pixels.
     Average {
-        /// where padding counts as zeros or not at all.
+        /// Whether padding counts as zeros, or not at all.
         padded: bool,
     },
 }
@@ -29,20 +29,20 @@ impl fmt::Display for Pooling {
 /// Windows of an image, channel by channel. Each row is pooled along its pixels first, into workspace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pool {
-    /// What it reads.
+    /// The value that it reads.
     pub input: ValueId,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// What of a window it makes.
+    /// How a window becomes one pixel.
     pub pooling: Pooling,
-    /// Windows along the height,
+    /// The windows along the height.
     pub rows: Window,
-    /// and along the width.
+    /// The windows along the width.
     pub pixels: Window,
 }
 
 impl Pool {
-    /// Rows that so many rows are made of, where no edge is near.
+    /// How many rows are read for `rows` rows of the result, where no edge is near.
     fn rows_read(&self, rows: u32) -> u64 {
         match rows.checked_sub(1) {
             Some(steps) => {

@@ -1,7 +1,8 @@
 //! Products of rows with a matrix, and what follows them on each row.
 
 use super::{
-    Axes, Content, Cut, Operate, OperatorId, Side, Sizes, Sums, Unlike, ValueId, WeightId, Work,
+    Axes, Content, Cut, CutSide, OperandMismatch, Operate, OperatorId, Sizes, Sums, ValueId,
+    WeightId, Work,
 };
 use galaxy_common::{Head, Kernel, Share, Span};
 use galaxy_model::{Activation, LongFrequencies, Pairs, Positions};
@@ -11,53 +12,54 @@ use std::{ops::Range, sync::Arc};
 /// Rows times matrices that stand side by side.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Product {
-    /// What it reads.
+    /// The value that it reads.
     pub input: ValueId,
-    /// What it makes.
+    /// The value that it computes.
     pub output: ValueId,
-    /// The matrices, of as many inputs each.
+    /// The matrices, all with the same number of inputs.
     pub matrices: SmallVec<[WeightId; 3]>,
     /// Inputs of each matrix, and their outputs together.
     pub shape: (u32, u32),
     /// The bias of each matrix. That of a product that is cut by its inputs joins with the sum
     /// ([`super::Add`]).
     pub biases: SmallVec<[WeightId; 3]>,
-    /// By what devices may share it.
+    /// How devices may share it; `None` where each holds all of it.
     pub cut: Option<Cut>,
     /// Whether the first of two matrices gates the second: activation(first) * second.
     pub gated: bool,
-    /// What follows, on each value.
+    /// The activation function that follows on each value, if there is one.
     pub activation: Option<Activation>,
-    /// What is made at last is c tanh(x / c) of this c.
+    /// The soft cap c of results, if there is one: a result x becomes c tanh(x / c) at last.
     pub cap: Option<f32>,
-    /// What follows, on each head.
+    /// What follows on each head of queries, keys and values; `None` of other products.
     pub heads: Option<Heads>,
-    /// What it is measured as.
+    /// The kernel that it is measured as.
     pub kernel: Kernel,
 }
 
-/// Slices of the matrices of a product: of each the matrix, and which of its inputs and outputs.
+/// Slices of the matrices of a product: of each the matrix, and the ranges of its inputs and
+/// outputs.
 pub type Slices = SmallVec<[(WeightId, Range<u32>, Range<u32>); 3]>;
 
 /// A part of the matrices of a product that stand side by side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Within {
-    /// Their inputs.
+    /// The range of inputs, which is the same in all of them.
     pub inputs: Range<u32>,
-    /// Columns of each.
+    /// The range of columns of each.
     pub columns: SmallVec<[Range<u32>; 3]>,
 }
 
-/// Heads of queries, keys and values.
+/// What follows on the heads of queries, keys and values.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Heads {
     /// Query heads that share a key-value head.
     pub group: u32,
-    /// Width of a head.
+    /// Columns of a head.
     pub width: u32,
-    /// Norms of each head by itself.
+    /// Norms of each head by itself, if the model has them.
     pub norms: Option<HeadNorms>,
-    /// How queries and keys are turned by their position.
+    /// The rotary positions by which queries and keys are turned, if the layer has them.
     pub rotary: Option<Arc<Rotary>>,
 }
 
@@ -68,7 +70,8 @@ impl Heads {
     }
 }
 
-/// The key-value heads that query heads use, of which so many share one. Neighbours may share one.
+/// The key-value heads that these query heads use, where `group` query heads share one. Neighbours
+/// may share one.
 pub(crate) fn shared(group: u32, heads: Span<Head>) -> Span<Head> {
     if heads.is_empty() {
         return Span::empty();
@@ -77,34 +80,34 @@ pub(crate) fn shared(group: u32, heads: Span<Head>) -> Span<Head> {
     Span::new(heads.start() / group, heads.end().div_ceil(group))
 }
 
-/// Norms of query heads and of key heads by their root mean square.
+/// RMS norms of query heads and of key heads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HeadNorms {
-    /// What columns of a query head are scaled by.
+    /// The vector that scales the columns of a query head.
     pub query: WeightId,
-    /// The same of a key head.
+    /// The vector that scales the columns of a key head.
     pub key: WeightId,
-    /// Added to the mean square.
+    /// What is added to the mean square.
     pub epsilon: f32,
 }
 
 /// Rotary positions ([`Positions::Rotary`]).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rotary {
-    /// One for each pair of columns.
+    /// An inverse frequency for each pair of columns.
     pub inverse_frequencies: Vec<f32>,
-    /// The frequencies of long texts.
+    /// Other frequencies for long sequences, if the model has them.
     pub long: Option<LongFrequencies>,
     /// What cosines and sines are multiplied by.
     pub scale: f32,
     /// Which columns are a pair.
     pub pairs: Pairs,
-    /// Rows that a text has at most.
+    /// The most rows that a sequence may have.
     pub limit: u32,
 }
 
 impl Rotary {
-    /// Those of a model with rotary positions.
+    /// The rotary positions of a model that has them.
     pub(super) fn of(positions: &Positions) -> Option<Self> {
         match positions {
             Positions::Learned { .. } => None,
@@ -123,17 +126,17 @@ impl Rotary {
 }
 
 impl Rotary {
-    /// Texts of more rows are long.
+    /// The number of rows above which a sequence is long; the largest number where none is.
     pub fn above(&self) -> u32 {
         self.long.as_ref().map_or(u32::MAX, |long| long.above)
     }
 
-    /// Whether a text of so many rows is long.
+    /// Whether a sequence of so many rows is long.
     pub fn is_long(&self, length: u32) -> bool {
         self.long.is_some() && length > self.above()
     }
 
-    /// The frequencies of a text of so many rows.
+    /// The frequencies of a sequence of so many rows.
     pub fn frequencies(&self, length: u32) -> &[f32] {
         match self.long.as_ref().filter(|_| self.is_long(length)) {
             Some(long) => &long.inverse_frequencies,
@@ -143,12 +146,13 @@ impl Rotary {
 }
 
 impl Product {
-    /// Columns of the matrix for each column that is made.
+    /// Columns of the matrices for each column of the result: two with a gate.
     fn gates(&self) -> u32 {
         if self.gated { 2 } else { 1 }
     }
 
-    /// Where `own` is in what a device holds that has `held`; none where it is not in there.
+    /// Where share `own` is in the matrices of a device that holds share `held`; none where it is
+    /// not in there.
     pub fn within(&self, held: Span<Share>, own: Span<Share>) -> Option<Within> {
         if !held.contains(own) {
             return None;
@@ -165,14 +169,14 @@ impl Product {
         Some(Within { inputs, columns })
     }
 
-    /// What a share has of each of its matrices; all of a product that is not cut.
+    /// The slices of its matrices that a share has; all of them where the product is not cut.
     pub fn slices(&self, share: Span<Share>) -> Slices {
         let (inputs, outputs) = self.shape;
         let each = outputs / (self.matrices.len() as u32).max(1);
         let of = |units: Span<Share>, width: u32| units.start() * width..units.end() * width;
         let cut = |at: usize| match (self.cut, &self.heads) {
             (None, _) => (0..inputs, 0..each),
-            (Some(Cut { side: Side::Inputs, count, .. }), _) => {
+            (Some(Cut { side: CutSide::Inputs, count, .. }), _) => {
                 (of(share, inputs / count.max(1)), 0..each)
             }
             (Some(_), Some(heads)) if at > 0 => {
@@ -223,9 +227,9 @@ impl Operate for Product {
         let ((inputs, outputs), cut) = (self.shape, self.cut?);
         let (outputs, count) = (outputs / self.gates(), cut.count.max(1));
         Some(match (cut.side, &self.heads) {
-            (Side::Inputs, _) => (inputs / count * share.len(), outputs),
-            (Side::Outputs, None) => (inputs, outputs / count * share.len()),
-            (Side::Outputs, Some(heads)) => {
+            (CutSide::Inputs, _) => (inputs / count * share.len(), outputs),
+            (CutSide::Outputs, None) => (inputs, outputs / count * share.len()),
+            (CutSide::Outputs, Some(heads)) => {
                 let kv_heads = heads.kv_heads(share.of()).len();
                 (inputs, (share.len() + 2 * kv_heads) * heads.width)
             }
@@ -236,12 +240,12 @@ impl Operate for Product {
         id: OperatorId,
         share: Span<Share>,
         read: &[Option<Content>],
-    ) -> Result<Content, Unlike> {
-        Unlike::unless(read, 0, self.input)?;
-        if self.cut.is_none_or(|cut| cut.side == Side::Outputs) {
+    ) -> Result<Content, OperandMismatch> {
+        OperandMismatch::unless(read, 0, self.input)?;
+        if self.cut.is_none_or(|cut| cut.side == CutSide::Outputs) {
             return match read.get(1) {
                 None => Ok(Content::Value(self.output)),
-                Some(_) => Err(Unlike::new(1, "nothing: it is no sum")),
+                Some(_) => Err(OperandMismatch::new(1, "nothing: it is no sum")),
             };
         }
         let own = Sums::one(id, share);
@@ -250,7 +254,7 @@ impl Operate for Product {
             Some(Some(Content::Sums(others))) => own.plus(others),
             Some(_) => None,
         };
-        all.map(Content::Sums).ok_or_else(|| Unlike::new(1, "sums of other shares"))
+        all.map(Content::Sums).ok_or_else(|| OperandMismatch::new(1, "sums of other shares"))
     }
     fn work(&self, sizes: Sizes) -> Work {
         let outputs = sizes.outputs * self.gates();

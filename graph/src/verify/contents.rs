@@ -1,12 +1,12 @@
 //! Contents: every operation reads what its operator is meant to read.
 //!
 //! What a tensor holds is a value of the operator graph, or terms of a sum. The rules are the operators'
-//! ([`crate::operators::Operate::content`]); here are those of what moves values between devices, keeps and
-//! chooses.
+//! ([`crate::operators::Operate::content`]); those of what moves values between devices, caches rows and
+//! chooses tokens are here.
 
 use super::{VerifyError, order::Order, site};
 use crate::{
-    operators::{Attention, Content, Operator, OperatorGraph, OperatorId, Unlike},
+    operators::{Attention, Content, OperandMismatch, Operator, OperatorGraph, OperatorId},
     pieces::Piece,
     program::{
         Block, OpId, OpKind, Operation, OutputKind, Program, Region, Role, candidates_tile_bytes,
@@ -26,11 +26,11 @@ struct Contents<'a> {
     order: &'a Order,
     /// Pieces of each device that reads its weights from disk.
     pieces: Vec<Vec<Piece>>,
-    /// Devices that have words, as bits.
+    /// Devices that have a slice of the vocabulary, as bits.
     words: u128,
     /// What each tensor of each device holds.
     held: Vec<Vec<Option<Content>>>,
-    /// Rows that a device keeps of an attention.
+    /// How many rows of an attention each device caches: by (device, attention).
     kept: BTreeMap<(usize, OperatorId), u64>,
     /// Devices whose candidates each device has, as bits.
     collected: Vec<u128>,
@@ -78,7 +78,7 @@ fn bit(rank: usize) -> u128 {
     1 << (rank % 128)
 }
 
-/// An operation of a device.
+/// An operation of a device, with its id.
 #[derive(Clone, Copy)]
 struct At<'a> {
     rank: usize,
@@ -92,13 +92,13 @@ impl<'a> Contents<'a> {
         self.held[at.rank][region.tensor.0 as usize].as_ref()
     }
 
-    fn error(&self, at: At<'_>, unlike: Unlike) -> VerifyError {
+    fn error(&self, at: At<'_>, unlike: OperandMismatch) -> VerifyError {
         let have = self.read(at, unlike.at).map_or_else(|| "nothing".to_owned(), |h| h.to_string());
         VerifyError::Content { site: site(&self.programs[at.rank], at.id), have, want: unlike.want }
     }
 
-    /// What an operation makes, one for each region that it writes.
-    fn made(&mut self, at: At<'_>) -> Result<Vec<Content>, Unlike> {
+    /// What an operation computes: a content for each region that it writes.
+    fn made(&mut self, at: At<'_>) -> Result<Vec<Content>, OperandMismatch> {
         let own = bit(at.rank);
         match at.op.kind {
             OpKind::Embed(operator) | OpKind::Rows(operator) => {
@@ -107,33 +107,36 @@ impl<'a> Contents<'a> {
             OpKind::Product { operator, kernel, share } => {
                 let known = self.graph.product(operator).is_some_and(|of| of.kernel == kernel);
                 if !known {
-                    return Err(Unlike::new(0, "an operator that is a product of this kind"));
+                    return Err(OperandMismatch::new(
+                        0,
+                        "an operator that is a product of this kind",
+                    ));
                 }
                 self.weights(at, operator)?;
                 let operands = self.programs[at.rank].operands(at.op);
                 self.operator(at, operator, share, operands)
             }
             OpKind::Attend { operator, heads, .. } => self.operator(at, operator, heads.of(), 2),
-            OpKind::Keep { operator, .. } => self.keep(at, operator),
-            OpKind::Shortlist { tokens } => {
+            OpKind::AppendKv { operator, .. } => self.keep(at, operator),
+            OpKind::TopK { tokens } => {
                 self.shortlists(at, tokens)?;
                 Ok(vec![Content::Candidates(own)])
             }
-            OpKind::Collect => {
+            OpKind::GatherCandidates => {
                 let known = self.collected[at.rank];
                 match self.read(at, 0) {
                     Some(Content::Candidates(who)) if known & who == 0 => {
                         self.collected[at.rank] = known | who;
                         Ok(vec![])
                     }
-                    _ => Err(Unlike::new(0, "candidates, of each device once")),
+                    _ => Err(OperandMismatch::new(0, "candidates, of each device once")),
                 }
             }
-            OpKind::Choose => {
+            OpKind::Sample => {
                 let known = self.collected[at.rank];
                 if known != self.words {
                     let want = format!("{}, not {known:b}", Content::Candidates(self.words));
-                    return Err(Unlike::new(0, want));
+                    return Err(OperandMismatch::new(0, want));
                 }
                 self.chosen |= own;
                 Ok(vec![])
@@ -143,23 +146,23 @@ impl<'a> Contents<'a> {
                     (Some(Content::Sums(own)), Some(Content::Sums(others))) => own.plus(others),
                     _ => None,
                 };
-                let all = all.ok_or_else(|| Unlike::new(1, "sums of other shares"))?;
+                let all = all.ok_or_else(|| OperandMismatch::new(1, "sums of other shares"))?;
                 Ok(vec![Content::Sums(all)])
             }
             OpKind::Export { staged: false } | OpKind::Import | OpKind::Select => {
                 match self.read(at, 0) {
                     Some(have) => Ok(vec![have.clone()]),
-                    None => Err(Unlike::new(0, "rows")),
+                    None => Err(OperandMismatch::new(0, "rows")),
                 }
             }
-            OpKind::Join { add, norm, post, partial, staged } => {
+            OpKind::AddNorm { add, norm, post, partial, staged } => {
                 let read = 1 + usize::from(partial) + usize::from(staged);
                 let sum = self.operator(at, add, Span::empty(), read)?;
                 let follows = self.graph.norm(norm).zip(self.graph.add(add));
                 match follows.filter(|(norm, add)| norm.input == add.output) {
                     Some((norm, _)) if post => Ok(vec![Content::Value(norm.output)]),
                     Some((norm, _)) => Ok([sum, vec![Content::Value(norm.output)]].concat()),
-                    None => Err(Unlike::new(0, "the norm of this residual addition")),
+                    None => Err(OperandMismatch::new(0, "the norm of this residual addition")),
                 }
             }
             OpKind::Load { piece } => {
@@ -168,7 +171,7 @@ impl<'a> Contents<'a> {
                 let bytes = written.map(|region| self.programs[at.rank].region_bytes(region));
                 match known == bytes {
                     true => Ok(vec![Content::Weights(piece)]),
-                    false => Err(Unlike::new(0, "all of a piece of the shard")),
+                    false => Err(OperandMismatch::new(0, "all of a piece of the shard")),
                 }
             }
             OpKind::Receive { .. } => {
@@ -176,67 +179,72 @@ impl<'a> Contents<'a> {
                     let send = self.programs[from].operation(send);
                     self.held[from][send.reads[0].tensor.0 as usize].clone()
                 });
-                sent.map(|sent| vec![sent]).ok_or_else(|| Unlike::new(0, "a tile"))
+                sent.map(|sent| vec![sent]).ok_or_else(|| OperandMismatch::new(0, "a tile"))
             }
             OpKind::Emit { output } => self.emit(at, output),
             OpKind::Send { .. } => Ok(vec![]),
         }
     }
 
-    /// Whether candidates are named from a row of logits for each choice, and their tile has room for them.
-    fn shortlists(&self, at: At<'_>, tokens: Span<Token>) -> Result<(), Unlike> {
+    /// Checks that candidates are found from a row of logits for each choice, and that their tile has room
+    /// for them.
+    fn shortlists(&self, at: At<'_>, tokens: Span<Token>) -> Result<(), OperandMismatch> {
         let logits = self.graph.language.and_then(|id| self.graph.product(id));
-        let logits = logits.ok_or_else(|| Unlike::new(0, "logits: there is no head"))?;
+        let logits = logits.ok_or_else(|| OperandMismatch::new(0, "logits: there is no head"))?;
         let rows = &at.op.reads;
         (0..rows.len())
             .try_for_each(|index| self.want(at, index, Content::Value(logits.output)))?;
         let single = rows.iter().all(|region| region.rows.len() == 1);
         let ordered = rows.windows(2).all(|pair| pair[0].rows.end() <= pair[1].rows.start());
         if !single || !ordered || rows.len() != self.shape.choices().count() {
-            return Err(Unlike::new(0, "a row of logits for each text that a token is chosen for"));
+            return Err(OperandMismatch::new(
+                0,
+                "a row of logits for each text that a token is chosen for",
+            ));
         }
         let slice = self.plan.ring[at.rank].assignment(self.phase).vocabulary;
         if tokens != slice {
-            return Err(Unlike::new(0, format!("logits of {slice}")));
+            return Err(OperandMismatch::new(0, format!("logits of {slice}")));
         }
         let tile = at.op.writes.first().map(|tile| self.programs[at.rank].region_bytes(tile));
         let bytes = candidates_tile_bytes(self.shape, slice.len());
         if tile.is_none_or(|tile| tile < bytes) {
-            return Err(Unlike::new(0, format!("room for {bytes} bytes of candidates")));
+            return Err(OperandMismatch::new(0, format!("room for {bytes} bytes of candidates")));
         }
         Ok(())
     }
 
-    fn want(&self, at: At<'_>, index: usize, content: Content) -> Result<(), Unlike> {
+    fn want(&self, at: At<'_>, index: usize, content: Content) -> Result<(), OperandMismatch> {
         match self.read(at, index) {
             Some(have) if *have == content => Ok(()),
-            _ => Err(Unlike::new(index, content)),
+            _ => Err(OperandMismatch::new(index, content)),
         }
     }
 
-    /// What an operator makes of the first so many regions.
+    /// What an operator computes from the first `count` regions that are read.
     fn operator(
         &self,
         at: At<'_>,
         id: OperatorId,
         share: Span<Share>,
         count: usize,
-    ) -> Result<Vec<Content>, Unlike> {
+    ) -> Result<Vec<Content>, OperandMismatch> {
         let kind = |operator: &Operator| match at.op.kind {
             OpKind::Embed(_) => matches!(operator, Operator::Embed(_) | Operator::Input(_)),
             OpKind::Rows(_) => operator.operate().is_by_rows(),
             OpKind::Product { .. } => matches!(operator, Operator::Product(_)),
             OpKind::Attend { .. } => matches!(operator, Operator::Attention(_)),
-            OpKind::Join { .. } => matches!(operator, Operator::Add(_)),
+            OpKind::AddNorm { .. } => matches!(operator, Operator::Add(_)),
             _ => false,
         };
         let operator = self.graph.get(id).filter(|operator| kind(operator));
-        let operator = operator.ok_or_else(|| Unlike::new(0, "an operator of this kind"))?;
+        let operator =
+            operator.ok_or_else(|| OperandMismatch::new(0, "an operator of this kind"))?;
         let operate = operator.operate();
         if let Some(cut) = operate.cut() {
             let device = self.plan.ring[at.rank].assignment(self.phase);
             if share.is_empty() || !cut.held(device, at.op.layer).contains(share) {
-                return Err(Unlike::new(0, "a share that the device holds"));
+                return Err(OperandMismatch::new(0, "a share that the device holds"));
             }
         }
         if let Some((inputs, outputs)) = operate.share_columns(share) {
@@ -245,30 +253,30 @@ impl<'a> Contents<'a> {
             let makes = at.op.writes.first().map(|region| program.tensor(region.tensor).width);
             if (reads, makes) != (Some(inputs), Some(outputs)) {
                 let want = format!("{inputs} columns, of which its share makes {outputs}");
-                return Err(Unlike::new(0, want));
+                return Err(OperandMismatch::new(0, want));
             }
         }
         let read: Vec<_> = (0..count).map(|index| self.read(at, index).cloned()).collect();
         Ok(vec![operate.content(id, share, &read)?])
     }
 
-    fn attention(&self, id: OperatorId) -> Result<&'a Attention, Unlike> {
-        self.graph.attention(id).ok_or_else(|| Unlike::new(0, "an attention"))
+    fn attention(&self, id: OperatorId) -> Result<&'a Attention, OperandMismatch> {
+        self.graph.attention(id).ok_or_else(|| OperandMismatch::new(0, "an attention"))
     }
 
-    /// Whether a product's weights are where it takes them from.
-    fn weights(&self, at: At<'_>, operator: OperatorId) -> Result<(), Unlike> {
+    /// Checks that a product takes its weights from where they are.
+    fn weights(&self, at: At<'_>, operator: OperatorId) -> Result<(), OperandMismatch> {
         let index = self.programs[at.rank].operands(at.op);
         let loaded = at.op.reads.len() > index;
         match self.weights_of(at.rank, operator, at.op) {
-            Weights::Held if loaded => Err(Unlike::new(index, "no weights: it has them")),
+            Weights::Held if loaded => Err(OperandMismatch::new(index, "no weights: it has them")),
             Weights::Held => Ok(()),
             Weights::Read(piece) => self.want(at, index, Content::Weights(piece)),
-            Weights::None => Err(Unlike::new(index, "the columns of a piece")),
+            Weights::None => Err(OperandMismatch::new(index, "the columns of a piece")),
         }
     }
 
-    /// Where a device has the weights of what a product writes.
+    /// Where a device has the weights of the columns that a product writes.
     fn weights_of(&self, rank: usize, operator: OperatorId, op: &Operation) -> Weights {
         let device: &DevicePlan = &self.plan.ring[rank];
         let Some(streaming) = &device.streaming else { return Weights::Held };
@@ -281,25 +289,25 @@ impl<'a> Contents<'a> {
         }
     }
 
-    fn keep(&mut self, at: At<'_>, id: OperatorId) -> Result<Vec<Content>, Unlike> {
+    fn keep(&mut self, at: At<'_>, id: OperatorId) -> Result<Vec<Content>, OperandMismatch> {
         let input = self.attention(id)?.input;
         self.want(at, 0, Content::Value(input))?;
         let of = |(text, segment): (Span<Row>, &Segment)| {
-            if segment.kept { text.intersect(at.op.reads[0].rows).len() } else { 0 }
+            if segment.cached { text.intersect(at.op.reads[0].rows).len() } else { 0 }
         };
         let rows: u64 = self.shape.placed().map(of).map(u64::from).sum();
         *self.kept.entry((at.rank, id)).or_default() += rows;
         Ok(vec![])
     }
 
-    fn emit(&self, at: At<'_>, output: u32) -> Result<Vec<Content>, Unlike> {
+    fn emit(&self, at: At<'_>, output: u32) -> Result<Vec<Content>, OperandMismatch> {
         let output = &self.programs[at.rank].outputs[output as usize];
         if output.kind == OutputKind::Token {
             let mut choices = self.shape.choices();
             let wanted = choices.any(|(index, ..)| index == output.segment as usize);
             return match wanted && self.chosen & bit(at.rank) != 0 {
                 true => Ok(vec![]),
-                false => Err(Unlike::new(0, "a choice of this text")),
+                false => Err(OperandMismatch::new(0, "a choice of this text")),
             };
         }
         let logits = self.graph.language.and_then(|id| self.graph.product(id));
@@ -312,7 +320,7 @@ impl<'a> Contents<'a> {
 
     fn store(&mut self, at: At<'_>, made: Vec<Content>) -> Result<(), VerifyError> {
         let site = || site(&self.programs[at.rank], at.id);
-        // Nobody reads what somebody worked in.
+        // Workspace is not read.
         let program = &self.programs[at.rank];
         let kept = |region: &&Region| program.tensor(region.tensor).role != Role::Workspace;
         let writes: SmallVec<[&Region; 2]> = at.op.writes.iter().filter(kept).collect();
@@ -331,9 +339,10 @@ impl<'a> Contents<'a> {
         Ok(())
     }
 
-    /// Whether each row is kept once in each layer by whoever keeps any, and each head by somebody.
+    /// Checks that each device that caches rows of a layer caches each of them once, and that each head is
+    /// cached by some device.
     fn keeps_all(&self) -> Result<(), VerifyError> {
-        let rows = self.shape.placed().filter(|(_, s)| s.kept);
+        let rows = self.shape.placed().filter(|(_, s)| s.cached);
         let rows: u64 = rows.map(|(rows, _)| u64::from(rows.len())).sum();
         let wrong = |why: String| Err(VerifyError::Malformed(why));
         if let Some(((rank, id), n)) = self.kept.iter().find(|(_, n)| **n != rows) {
@@ -365,6 +374,6 @@ impl<'a> Contents<'a> {
 enum Weights {
     Held,
     Read(u32),
-    /// In no piece.
+    /// No piece has just these columns.
     None,
 }

@@ -7,7 +7,8 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// Writes once, reads covered, slots handed on in order.
+/// Checks that each element is written once, that reads are covered by writes, and that slots are
+/// handed on in order.
 pub(super) fn accesses(
     graph: &OperatorGraph,
     programs: &[Program],
@@ -62,7 +63,8 @@ pub(super) fn accesses(
     let handed_on = |former: TensorId, next: TensorId| {
         for (_, writer) in &writes[next.0 as usize] {
             let in_place = graph.in_place(program.operation(*writer), &program.tensors);
-            // Whoever puts what it makes in the place of what it has read is done with it.
+            // An operation that writes its result in the place of what it has read is done with
+            // that.
             let itself = in_place == Some((former, next));
             for user in last[former.0 as usize].values().filter(|user| !itself || *user != writer) {
                 if !order.before(programs, rank, *user, *writer) {
@@ -79,7 +81,7 @@ pub(super) fn accesses(
     for tensors in by_slot.values() {
         tensors.windows(2).try_for_each(|pair| handed_on(pair[0], pair[1]))?;
     }
-    // What lies over one another in the buffer for weights.
+    // Tensors that lie over one another in the buffer for weights.
     let place = |tensor: TensorId| {
         let slot = program.slots[program.tensor(tensor).slot.0 as usize];
         slot.start..slot.start.saturating_add(slot.bytes)

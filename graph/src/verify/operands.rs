@@ -1,5 +1,5 @@
-//! Operands: each operation reads as much, of such elements, as its operator needs to make what it writes,
-//! and has the workspace for it.
+//! Operands: each operation reads as much, of such elements, as its operator needs to compute what it
+//! writes, and has the workspace for it.
 
 use super::{VerifyError, site};
 use crate::{
@@ -41,7 +41,7 @@ impl Operands<'_> {
         self.graph.values.get(value.0 as usize).map(|value| value.axes)
     }
 
-    /// What only moves rows to another tensor puts each where it was.
+    /// Checks that what only moves rows to another tensor puts each where it was.
     fn moves_rows_as_they_are(&self) -> Result<(), VerifyError> {
         let moves = matches!(self.op.kind, OpKind::Export { .. } | OpKind::Import | OpKind::Add);
         match (self.op.reads.first(), self.op.writes.first()) {
@@ -52,7 +52,7 @@ impl Operands<'_> {
         }
     }
 
-    /// Whether elements are read and written as what they are.
+    /// Checks that elements are read and written as what they are.
     fn elements(&self, operate: Option<&dyn Operate>) -> Result<(), VerifyError> {
         let (of_reads, of_writes) = match operate {
             Some(operate) => operate.elements(),
@@ -86,7 +86,7 @@ impl Operands<'_> {
         Ok(())
     }
 
-    /// Whether the rows and pixels are read that those which are made need.
+    /// Checks that the rows and pixels are read that those which are computed need.
     fn reaches(&self, operate: &dyn Operate) -> Result<(), VerifyError> {
         let Some(made) = self.op.writes.first() else { return Ok(()) };
         let values = operate.reads();
@@ -134,7 +134,7 @@ impl Operands<'_> {
         same.into_iter().chain(of_items)
     }
 
-    /// Whether there is as much workspace as an operation of its sizes needs.
+    /// Checks that there is as much workspace as an operation of its sizes needs.
     fn works(&self, operate: &dyn Operate) -> Result<(), VerifyError> {
         let needs = operate.workspace(Sizes::of(self.op));
         let of = |region: &&Region| self.program.tensor(region.tensor).role == Role::Workspace;
@@ -150,7 +150,7 @@ impl Operands<'_> {
     }
 }
 
-/// The columns that those of an image need; none of what has no pixels.
+/// The columns that those columns of an image need; `None` of what has no pixels.
 fn pixels(reach: Reach, made: Span<Column>, (own, read): (Axes, Axes)) -> Option<Span<Column>> {
     let Axes::Image { width: own_width, channels: own_channels, .. } = own else { return None };
     let Axes::Image { width, channels, .. } = read else { return None };

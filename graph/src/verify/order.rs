@@ -1,4 +1,4 @@
-//! Order: which operations are surely over before which others start.
+//! Order: which operations are over before others start, for certain.
 
 use super::{Site, VerifyError, site};
 use crate::program::{Lane, LaneId, OpId, OpKind, Program};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 /// The send that each receive takes from: (rank, operation) of both.
 type Sources = HashMap<(usize, OpId), (usize, OpId)>;
 
-/// What is known about order.
+/// What is known about the order of operations.
 pub(super) struct Order {
     /// All operations, each after everything it depends on: (rank, operation).
     pub sequence: Vec<(usize, OpId)>,
@@ -114,7 +114,7 @@ pub(super) fn order(programs: &[Program]) -> Result<Order, VerifyError> {
     Ok(Order { sequence, clocks, places, first_lane, source })
 }
 
-/// The operation before on the lane, and the last of each lane that is waited for.
+/// The operation before this one on its lane, and the last one of each lane that is waited for.
 fn predecessors<'a>(
     program: &'a Program,
     places: &[u32],

@@ -2,7 +2,7 @@
 
 use super::{language, plan, spec};
 use galaxy_common::{
-    BatchShape, Breadth, Cache, Plan, Segment, Span, Strategy, Wanted, plan::Phase,
+    BatchShape, Cache, CandidateCount, Plan, Segment, Span, Strategy, Wanted, plan::Phase,
 };
 use galaxy_graph::{
     LowerError, Program, VerifyError, lower,
@@ -21,7 +21,7 @@ fn count(program: &Program, kind: impl Fn(&Operation) -> bool) -> usize {
     program.operations.iter().filter(|op| kind(op)).count()
 }
 
-/// Makes sure that candidates go once from whoever has a slice of the vocabulary to each other device,
+/// Asserts that candidates go once from each device that has a slice of the vocabulary to each other device,
 /// however many sequences there are.
 pub(super) fn go_once(plan: &Plan, phase: Phase, programs: &[Program]) {
     let slices = plan.ring.iter().map(|device| device.assignment(phase).vocabulary);
@@ -31,12 +31,12 @@ pub(super) fn go_once(plan: &Plan, phase: Phase, programs: &[Program]) {
             |op: &Operation| matches!(op.kind, OpKind::Send { .. }) && candidates(program, op);
         let others = if slice.is_empty() { 0 } else { plan.ring.len() - 1 };
         assert_eq!(count(program, sent), others);
-        assert_eq!(count(program, |op| op.kind == OpKind::Collect), having);
-        assert_eq!(count(program, |op| op.kind == OpKind::Choose), 1);
+        assert_eq!(count(program, |op| op.kind == OpKind::GatherCandidates), having);
+        assert_eq!(count(program, |op| op.kind == OpKind::Sample), 1);
     }
 }
 
-/// Makes sure that all rows before one are in the cache when it attends: it may be a draft of what follows the
+/// Asserts that all rows before one are in the cache when it attends: it may be a draft of what follows the
 /// one before it.
 pub(super) fn keeps_before_it_attends(program: &Program, shape: &BatchShape) {
     let lane = program.lanes.iter().find(|(lane, _)| *lane == Lane::Compute);
@@ -45,9 +45,9 @@ pub(super) fn keeps_before_it_attends(program: &Program, shape: &BatchShape) {
         let op = program.operation(*id);
         let rows = op.reads.first().map_or(0..0, |read| read.rows.start()..read.rows.end());
         match op.kind {
-            OpKind::Keep { operator, .. } => kept.entry(operator).or_default().extend(rows),
+            OpKind::AppendKv { operator, .. } => kept.entry(operator).or_default().extend(rows),
             OpKind::Attend { operator, .. } => {
-                let of_kept = shape.placed().filter(|(_, segment)| segment.kept);
+                let of_kept = shape.placed().filter(|(_, segment)| segment.cached);
                 let mut before = of_kept.flat_map(|(rows, _)| rows.start()..rows.end());
                 let there = |row: u32| kept.get(&operator).is_some_and(|kept| kept.contains(&row));
                 assert!(before.all(|row| row >= rows.end || there(row)), "{operator:?}, {rows:?}");
@@ -63,18 +63,18 @@ fn case() -> (ModelSpec, Plan) {
     (spec, Plan { cache: Cache { rows: 1 << 20, values: galaxy_common::CacheType::F16 }, ..plan })
 }
 
-/// One row for each sequence, with its number of candidates.
-fn step(breadths: &[Breadth]) -> BatchShape {
-    let segment = |(slot, breadth): (u32, &Breadth)| {
+/// A step with one row for each sequence, with its number of candidates.
+fn step(breadths: &[CandidateCount]) -> BatchShape {
+    let segment = |(slot, breadth): (u32, &CandidateCount)| {
         let wanted = Wanted::Token(*breadth);
-        Segment { slot, past: 0, kept: true, rows: 1, wanted }
+        Segment { slot, context_len: 0, cached: true, rows: 1, wanted }
     };
     BatchShape::new((0..).zip(breadths).map(segment).collect()).unwrap()
 }
 
 #[test]
 fn a_step_of_many_sequences_has_the_operations_of_one() {
-    use Breadth::{All, Few, Many};
+    use CandidateCount::{All, Few, Many};
     let (spec, plan) = case();
     let breadths = [Few, Many, Few, All, Few];
     for phase in [Phase::Prefill, Phase::Decode] {
@@ -83,11 +83,11 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
         let (one, many) = (lowered(&step(&[Few])), lowered(&step(&breadths)));
         for (rank, (one, many)) in one.iter().zip(&many).enumerate() {
             let chosen = |op: &Operation| {
-                matches!(op.kind, OpKind::Shortlist { .. } | OpKind::Collect | OpKind::Choose)
+                matches!(op.kind, OpKind::TopK { .. } | OpKind::GatherCandidates | OpKind::Sample)
                     || candidates(one, op)
             };
             let of_many = |op: &Operation| {
-                matches!(op.kind, OpKind::Shortlist { .. } | OpKind::Collect | OpKind::Choose)
+                matches!(op.kind, OpKind::TopK { .. } | OpKind::GatherCandidates | OpKind::Sample)
                     || candidates(many, op)
             };
             assert_eq!(count(one, chosen), count(many, of_many));
@@ -99,7 +99,7 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
             let op = program
                 .operations
                 .iter()
-                .find(|op| matches!(op.kind, OpKind::Shortlist { .. }))
+                .find(|op| matches!(op.kind, OpKind::TopK { .. }))
                 .unwrap();
             program.region_bytes(&op.writes[0])
         };
@@ -110,14 +110,16 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
     }
 }
 
-/// A prompt of which more rows follow, one that ends, sequences that go on, and logits for somebody else.
+/// A batch of a prompt of which more rows follow, one that ends, sequences that are generated, and logits that
+/// are asked for.
 #[test]
 fn sequences_that_go_on_stand_beside_others() {
     let (spec, plan) = case();
-    let token = Wanted::Token(Breadth::Few);
+    let token = Wanted::Token(CandidateCount::Few);
     let segments =
         [(7, Wanted::Nothing), (1, token), (5, token), (3, Wanted::AllLogits), (1, token)];
-    let segment = |(slot, (rows, wanted))| Segment { slot, past: 0, kept: true, rows, wanted };
+    let segment =
+        |(slot, (rows, wanted))| Segment { slot, context_len: 0, cached: true, rows, wanted };
     let shape = BatchShape::new((0..).zip(segments).map(segment).collect()).unwrap();
     assert_eq!(shape.choices().map(|(index, ..)| index).collect::<Vec<_>>(), [1, 2, 4]);
     for phase in [Phase::Prefill, Phase::Decode] {
@@ -132,7 +134,7 @@ type Break<'a> = dyn Fn(&mut [Program]) + 'a;
 #[test]
 fn broken_choices_are_found() {
     let (spec, plan) = case();
-    let shape = step(&[Breadth::Few; 3]);
+    let shape = step(&[CandidateCount::Few; 3]);
     let good = lower(&spec, &Formats::default(), &plan, Phase::Decode, &shape).unwrap();
     let find = |program: &Program, kind: OpKind| {
         program.operations.iter().position(|op| op.kind == kind).unwrap()
@@ -144,23 +146,23 @@ fn broken_choices_are_found() {
     };
     assert_eq!(found(&|_| {}), Ok(()));
     let tokens = plan.ring[1].decode.vocabulary;
-    let at = find(&good[1], OpKind::Shortlist { tokens });
-    let collects = find(&good[1], OpKind::Collect);
+    let at = find(&good[1], OpKind::TopK { tokens });
+    let collects = find(&good[1], OpKind::GatherCandidates);
     let breaks: [&Break<'_>; 6] = [
-        // Other tokens are named,
-        &|programs| programs[1].operations[at].kind = OpKind::Shortlist { tokens: Span::first(1) },
-        // A sequence is left out,
+        // Other tokens are listed.
+        &|programs| programs[1].operations[at].kind = OpKind::TopK { tokens: Span::first(1) },
+        // A sequence is left out.
         &|programs| programs[1].operations[at].reads.truncate(2),
-        // two are mixed up,
+        // Two sequences are mixed up.
         &|programs| programs[1].operations[at].reads.swap(0, 1),
-        // one stands for two,
+        // One row stands for two sequences.
         &|programs| {
             let rows = programs[1].operations[at].reads[1].rows;
             programs[1].operations[at].reads[1].rows = Span::new(rows.start() - 1, rows.end());
         },
-        // it is chosen before all candidates are there,
-        &|programs| programs[1].operations[collects].kind = OpKind::Choose,
-        // or what is told was never chosen.
+        // A token is chosen before all candidates are there.
+        &|programs| programs[1].operations[collects].kind = OpKind::Sample,
+        // A result is of a sequence that no token was chosen for.
         &|programs| {
             let last = programs[0].outputs.len() - 1;
             programs[0].outputs[last].segment = 0;
@@ -173,14 +175,15 @@ fn broken_choices_are_found() {
     }
 }
 
-/// Rows of a draft are those of one text, and texts may share blocks: each has to fit the cache by itself.
+/// Rows of a draft are those of one sequence, and sequences may share blocks: each has to fit the cache by
+/// itself.
 #[test]
 fn a_text_fits_the_cache_whoever_shares_its_blocks() {
     let (spec, plan) = case();
     let cache = Cache { rows: Cache::BLOCK, ..plan.cache };
     let plan = Plan { cache, max_rows: 64, ..plan };
-    let wanted = Wanted::Token(Breadth::Few);
-    let row = |slot, past| Segment { slot, past, kept: true, rows: 1, wanted };
+    let wanted = Wanted::Token(CandidateCount::Few);
+    let row = |slot, past| Segment { slot, context_len: past, cached: true, rows: 1, wanted };
     let lowered = |segments: Vec<Segment>| {
         let shape = BatchShape::new(segments).unwrap();
         lower(&spec, &Formats::default(), &plan, Phase::Decode, &shape).map(|_| ())
@@ -190,7 +193,7 @@ fn a_text_fits_the_cache_whoever_shares_its_blocks() {
     let limit = cache.rows;
     let error = LowerError::Cache { rows: limit + Cache::BLOCK, limit };
     assert_eq!(lowered(vec![row(0, 3), row(1, limit)]), Err(error));
-    // Only single rows behind one another may be of one text.
+    // Only single rows behind one another may be of one sequence.
     let two = |a: Segment, b: Segment| BatchShape::new(vec![a, b]).is_ok();
     assert!(two(row(1, 4), row(1, 5)) && !two(row(1, 4), row(1, 6)) && !two(row(1, 4), row(1, 4)));
     assert!(!two(Segment { rows: 2, ..row(1, 4) }, row(1, 6)));

@@ -1,7 +1,8 @@
-//! Matrices in formats of their own: in which each is held, in what bytes, and between what they are cut.
+//! Matrices in formats of their own: the formats and bytes in which each is held, and the units between
+//! which they are cut.
 
 use super::{laid_out, language, spec};
-use crate::Way;
+use crate::RandomLayout;
 use galaxy_common::{
     Assignment, BlockAssignment, Bytes, DevicePlan, Exchange, Room, Span, Strategy, Streaming,
     WeightFormat,
@@ -20,7 +21,7 @@ const Q6K: WeightFormat = WeightFormat::Q6K;
 /// Four heads of 16 columns, two for each of keys and values, and a gated MLP of 96 columns.
 fn model() -> ModelSpec {
     let spec = spec(64, true, true, 2, language());
-    ModelSpec { heads: 4, head_width: 16, inner: 96, gated: true, ..spec }
+    ModelSpec { heads: 4, head_width: 16, intermediate: 96, gated: true, ..spec }
 }
 
 fn part(spec: &ModelSpec, heads: Span<galaxy_common::Head>, columns: (u32, u32)) -> Assignment {
@@ -32,7 +33,7 @@ fn part(spec: &ModelSpec, heads: Span<galaxy_common::Head>, columns: (u32, u32))
     }
 }
 
-/// The slices of a product that stands so in the first layer, and the runs that they are held in.
+/// The slices of a product that an assignment has, and the runs that they are held in.
 fn runs(
     graph: &OperatorGraph,
     formats: &Formats,
@@ -153,7 +154,7 @@ fn matrices_of_a_piece_begin_at_lines() {
 fn weights_from_disk_are_as_stored_or_widened() {
     let (spec, formats) = (model(), Formats::all(Q4K).with(Matrix::Value(0), Q6K));
     let graph = OperatorGraph::of(&spec);
-    let way = Way {
+    let way = RandomLayout {
         strategy: Strategy::Megatron,
         modes: [(false, false); 2],
         exchange: Exchange::Ring,
@@ -166,7 +167,7 @@ fn weights_from_disk_are_as_stored_or_widened() {
             piece: Bytes(8 << 10),
             buffer: Bytes(1 << 20),
             room: Room::Ring,
-            agents: 1,
+            loaders: 1,
             resident: Vec::new(),
         }),
         ..plan.ring[0].clone()

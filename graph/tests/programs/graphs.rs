@@ -1,7 +1,7 @@
-//! Random operator graphs, and programs for them that are made by hand: all values whole on every device,
-//! partial sums from each to each. What is right is proved, and what is changed is found.
+//! Random operator graphs, and programs for them that are written by hand: all values whole on every
+//! device, partial sums from each to each. The verifier passes what is right and finds what is changed.
 
-use super::{Way, laid_out, spec};
+use super::{RandomLayout, laid_out, spec};
 use galaxy_common::{
     BatchShape, Bytes, Column, Exchange, Kernel, Plan, Rank, Row, Span, Strategy, Wanted, WireType,
     plan::Phase,
@@ -9,7 +9,7 @@ use galaxy_common::{
 use galaxy_graph::{
     Program, VerifyError,
     operators::{
-        Add, Axes, Axis, Cut, Norm, Operator, OperatorGraph, OperatorId, Product, Side, Value,
+        Add, Axes, Axis, Cut, CutSide, Norm, Operator, OperatorGraph, OperatorId, Product, Value,
         ValueId, Weight, WeightId,
     },
     program::{
@@ -23,13 +23,14 @@ use proptest::prelude::{Strategy as Arbitrary, *};
 
 const ROWS: u32 = 3;
 
-/// A block: norms before it, products beside each other, and whether its norm replaces the residual.
+/// A block: how many norms stand before it, how many pairs of products are summed in it, and whether its
+/// norm replaces the residual.
 type Shape = (u32, u32, bool);
 
 /// The operators of a block, in the order in which a device runs them.
-struct Made {
+struct BlockOperators {
     norms: Vec<OperatorId>,
-    /// First and last product of each branch.
+    /// The first and last product of each branch.
     branches: Vec<(OperatorId, OperatorId)>,
     add: OperatorId,
     norm: OperatorId,
@@ -57,7 +58,7 @@ impl Building {
         let norm = Norm { input, output, width, kind, epsilon: 1e-5, weight, bias: None };
         (self.operator(Operator::Norm(norm)), output)
     }
-    fn product(&mut self, input: ValueId, columns: u32, side: Side) -> (OperatorId, ValueId) {
+    fn product(&mut self, input: ValueId, columns: u32, side: CutSide) -> (OperatorId, ValueId) {
         let output = self.value(columns);
         let inputs = self.graph.values[input.0 as usize].columns();
         let cut = Some(Cut { axis: Axis::Columns, side, count: self.inner });
@@ -72,7 +73,7 @@ impl Building {
             activation: None,
             cap: None,
             heads: None,
-            kernel: if side == Side::Outputs { Kernel::Up } else { Kernel::Down },
+            kernel: if side == CutSide::Outputs { Kernel::Up } else { Kernel::Down },
         };
         (self.operator(Operator::Product(product)), output)
     }
@@ -80,7 +81,7 @@ impl Building {
         &mut self,
         (residual, rows): (ValueId, ValueId),
         (norms, branches, post): Shape,
-    ) -> (Made, (ValueId, ValueId)) {
+    ) -> (BlockOperators, (ValueId, ValueId)) {
         let mut rows = rows;
         let mut before = Vec::new();
         for _ in 0..norms {
@@ -90,8 +91,8 @@ impl Building {
         }
         let (mut made, mut sums, mut terms) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..branches {
-            let (up, inner) = self.product(rows, self.inner, Side::Outputs);
-            let (down, sum) = self.product(inner, self.hidden, Side::Inputs);
+            let (up, inner) = self.product(rows, self.inner, CutSide::Outputs);
+            let (down, sum) = self.product(inner, self.hidden, CutSide::Inputs);
             made.push((up, down));
             sums.push((down, self.inner));
             terms.push(sum);
@@ -109,17 +110,17 @@ impl Building {
         let add = self.operator(Operator::Add(add));
         let (norm, normed) = self.norm(output);
         let next = if post { (normed, normed) } else { (output, normed) };
-        (Made { norms: before, branches: made, add, norm, post }, next)
+        (BlockOperators { norms: before, branches: made, add, norm, post }, next)
     }
 }
 
 /// A graph of these blocks.
-fn graph(spec: &ModelSpec, blocks: &[Shape]) -> (OperatorGraph, Vec<Made>) {
+fn graph(spec: &ModelSpec, blocks: &[Shape]) -> (OperatorGraph, Vec<BlockOperators>) {
     let none = ModelSpec { layers: 0, ..spec.clone() };
     let mut graph = OperatorGraph::of(&none);
     graph.weights = vec![Weight::Vector(Vector::FinalNorm)];
     let mut rows = (graph.last, graph.last);
-    let mut building = Building { graph, hidden: spec.hidden, inner: spec.inner };
+    let mut building = Building { graph, hidden: spec.hidden, inner: spec.intermediate };
     let mut made = Vec::new();
     for block in blocks {
         let (block, next) = building.block(rows, *block);
@@ -130,15 +131,15 @@ fn graph(spec: &ModelSpec, blocks: &[Shape]) -> (OperatorGraph, Vec<Made>) {
     (building.graph, made)
 }
 
-/// One device's program while it is made.
-struct Making<'a> {
+/// One device's program while it is built.
+struct ProgramBuilder<'a> {
     graph: &'a OperatorGraph,
     plan: &'a Plan,
     program: Program,
     layer: u32,
 }
 
-impl<'a> Making<'a> {
+impl<'a> ProgramBuilder<'a> {
     fn new(graph: &'a OperatorGraph, plan: &'a Plan, rank: usize) -> Self {
         let others = || (0..plan.ring.len()).filter(|at| *at != rank).map(|at| Rank(at as u16));
         let lanes = std::iter::once(Lane::Compute)
@@ -208,7 +209,7 @@ impl<'a> Making<'a> {
         self.push(Lane::Compute, kind, reads, writes, None);
     }
 
-    /// Sums of all devices: the own ones go to each other device, and theirs are added in rank order.
+    /// The sums of all devices: the own ones go to each other device, and theirs are added in rank order.
     fn all(&mut self, own: Option<Region>, hidden: u32) -> Region {
         let me = usize::from(self.program.rank.0);
         let has = |at: usize| !self.plan.ring[at].prefill.block(self.layer).columns.is_empty();
@@ -241,7 +242,7 @@ impl<'a> Making<'a> {
         sum.expect("somebody has columns")
     }
 
-    fn run(&mut self, spec: &ModelSpec, blocks: &[Made]) {
+    fn run(&mut self, spec: &ModelSpec, blocks: &[BlockOperators]) {
         let rank = usize::from(self.program.rank.0);
         let mut residual = self.tensor(Role::Residual, spec.hidden);
         self.compute(OpKind::Embed(self.graph.embed), &[], &[residual]);
@@ -259,7 +260,7 @@ impl<'a> Making<'a> {
             for (up, down) in block.branches.iter().filter(|_| columns > 0) {
                 let product = |id| self.graph.product_of(id, part, layer).expect("a product");
                 let (up, down) = (product(*up), product(*down));
-                let inner = self.tensor(Role::Inner, columns);
+                let inner = self.tensor(Role::Intermediate, columns);
                 self.compute(up, &[rows], &[inner]);
                 let sum = self.tensor(Role::Partial, spec.hidden);
                 let reads: Vec<Region> = [inner].into_iter().chain(own).collect();
@@ -268,8 +269,8 @@ impl<'a> Making<'a> {
             }
             let sum = self.all(own, spec.hidden);
             let joined = self.tensor(Role::Residual, spec.hidden);
-            let Made { add, norm, post, .. } = *block;
-            let kind = OpKind::Join { add, norm, post, partial: true, staged: false };
+            let BlockOperators { add, norm, post, .. } = *block;
+            let kind = OpKind::AddNorm { add, norm, post, partial: true, staged: false };
             if post {
                 self.compute(kind, &[residual, sum], &[joined]);
                 rows = joined;
@@ -307,7 +308,7 @@ fn any_case() -> impl Arbitrary<Value = Case> {
         }
         let mut spec = spec(12, false, false, 6, HeadSpec::None);
         spec.layers = blocks.len() as u32;
-        let way = Way {
+        let way = RandomLayout {
             strategy: Strategy::Megatron,
             modes: [(false, false); 2],
             exchange: Exchange::Ring,
@@ -317,7 +318,7 @@ fn any_case() -> impl Arbitrary<Value = Case> {
         let plan = laid_out(&way, &spec, &weights);
         let (graph, made) = graph(&spec, &blocks);
         let programs = (0..plan.ring.len()).map(|rank| {
-            let mut making = Making::new(&graph, &plan, rank);
+            let mut making = ProgramBuilder::new(&graph, &plan, rank);
             making.run(&spec, &made);
             making.program
         });
@@ -327,7 +328,8 @@ fn any_case() -> impl Arbitrary<Value = Case> {
     })
 }
 
-/// Another operator of the same kind, or a smaller share; false where there is none.
+/// Puts another operator of the same kind, or a smaller share, into an operation; false where there is
+/// none.
 fn change(graph: &OperatorGraph, kind: &mut OpKind, by: u32) -> bool {
     let count = graph.operators.len() as u32;
     let other = |id: &mut OperatorId| {
@@ -348,8 +350,8 @@ fn change(graph: &OperatorGraph, kind: &mut OpKind, by: u32) -> bool {
             true
         }
         OpKind::Product { operator, .. } => other(operator),
-        OpKind::Join { add, .. } if by.is_multiple_of(2) => other(add),
-        OpKind::Join { norm, .. } => other(norm),
+        OpKind::AddNorm { add, .. } if by.is_multiple_of(2) => other(add),
+        OpKind::AddNorm { norm, .. } => other(norm),
         _ => false,
     }
 }

@@ -11,7 +11,7 @@ mod schedule;
 mod windows;
 
 use galaxy_common::{
-    Assignment, BatchShape, BlockAssignment, Breadth, Bytes, Cache, DeviceName, DevicePlan,
+    Assignment, BatchShape, BlockAssignment, Bytes, Cache, CandidateCount, DeviceName, DevicePlan,
     Exchange, Layer, LinkType, Mode, Modes, Plan, Pooling, Rank, Room, Segment, Span, Strategy,
     Streaming, Wanted, WeightFormat, WireType, apportion, plan::Phase,
 };
@@ -37,7 +37,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         heads: 6,
         kv_heads: kv,
         head_width: 2,
-        inner: 10,
+        intermediate: 10,
         vocabulary: 11,
         patches: None,
         norm: NormKind::Layer,
@@ -59,7 +59,7 @@ fn spec(hidden: u32, pre: bool, causal: bool, kv: u32, head: HeadSpec) -> ModelS
         unplaced: None,
         positions: Positions::Learned { rows: 300, offset: 0 },
         local_positions: None,
-        distances: None,
+        relative_bias: None,
         token_types: 0,
         embedding_norm: false,
         head_norm: false,
@@ -91,7 +91,7 @@ fn classes() -> HeadSpec {
     })
 }
 
-/// Weights for (heads, columns, rows, vocabulary) of each device.
+/// A plan whose devices have these weights for (heads, columns, rows, vocabulary).
 fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
     let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
     let extent = spec.extent();
@@ -138,7 +138,7 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
     }
 }
 
-/// What running takes.
+/// The parts of `needs` that running takes.
 fn parts(needs: &budget::Needs) -> [Bytes; 4] {
     [needs.activations, needs.staging, needs.results, needs.scratch]
 }
@@ -164,15 +164,15 @@ impl Costs for Random {
 
 /// How a random plan is laid out.
 #[derive(Clone, Debug)]
-struct Way {
+struct RandomLayout {
     strategy: Strategy,
-    /// Of each layer: attention, MLP.
+    /// For even and odd layers, whether attention and the MLP are cut by rows.
     modes: [(bool, bool); 2],
     exchange: Exchange,
     tiles: u16,
 }
 
-fn any_way() -> impl Arbitrary<Value = Way> {
+fn any_way() -> impl Arbitrary<Value = RandomLayout> {
     let strategy = prop::sample::select(vec![
         Strategy::Galaxy,
         Strategy::Galaxy,
@@ -183,12 +183,13 @@ fn any_way() -> impl Arbitrary<Value = Way> {
         Strategy::Pipeline,
     ]);
     let exchange = prop::sample::select(vec![Exchange::Ring, Exchange::Direct]);
-    (strategy, any::<[(bool, bool); 2]>(), exchange, 1u16..20)
-        .prop_map(|(strategy, modes, exchange, tiles)| Way { strategy, modes, exchange, tiles })
+    (strategy, any::<[(bool, bool); 2]>(), exchange, 1u16..20).prop_map(
+        |(strategy, modes, exchange, tiles)| RandomLayout { strategy, modes, exchange, tiles },
+    )
 }
 
 /// The plan of these weights in this way.
-fn laid_out(way: &Way, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
+fn laid_out(way: &RandomLayout, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
     let mut plan = plan(way.strategy, way.tiles, spec, weights);
     plan.exchange = way.exchange;
     let extent = spec.extent();
@@ -234,7 +235,7 @@ fn laid_out(way: &Way, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
     plan
 }
 
-/// Layers by the first of the weights; the last that has some owns all rows.
+/// Cuts layers by the first of the weights; the last device that has some owns all rows.
 fn stages(plan: &mut Plan, layers: u32, weights: &[[u32; 4]]) {
     let extent = plan.ring.iter().fold((0, 0), |(h, c), d| {
         let block = d.prefill.blocks[0];
@@ -297,8 +298,8 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
             let segments = segments
                 .map(|(i, (rows, kind))| Segment {
                     slot: i as u32,
-                    past: 0,
-                    kept: false,
+                    context_len: 0,
+                    cached: false,
                     rows,
                     wanted: wanted(kind),
                 })
@@ -309,7 +310,7 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
     )
 }
 
-/// The plan with weights that are read on all devices, some of which stay.
+/// The plan with weights that are read from disk on all devices, some of which stay.
 fn reading(
     spec: &ModelSpec,
     plan: &Plan,
@@ -330,7 +331,7 @@ fn reading(
             piece,
             buffer: Bytes(buffer),
             room,
-            agents,
+            loaders: agents,
             resident,
         });
     }
@@ -356,16 +357,16 @@ proptest! {
         }
     }
 
-    /// Texts that go on, in both phases, with tokens that are chosen.
+    /// Sequences in the KV cache, in both phases, with tokens that are chosen.
     #[test]
     fn programs_of_texts_that_go_on_verify((mut spec, mut plan, shape) in any_plan(), seed: u64) {
         prop_assume!(matches!(spec.head, HeadSpec::Language { .. }));
         spec.causal = true;
         plan.cache = Cache { rows: 1 << 20, values: galaxy_common::CacheType::F16 };
-        let breadths = [Breadth::Few, Breadth::Many, Breadth::All];
+        let breadths = [CandidateCount::Few, CandidateCount::Many, CandidateCount::All];
         let goes_on = |(at, s): (usize, &Segment)| {
             let wanted = if s.wanted == Wanted::Hidden { Wanted::Nothing } else { Wanted::Token(breadths[at % 3]) };
-            Segment { kept: at % 4 < 3, wanted, past: 0, ..*s }
+            Segment { cached: at % 4 < 3, wanted, context_len: 0, ..*s }
         };
         let segments: Vec<Segment> = shape.segments().iter().enumerate().map(goes_on).collect();
         let many = BatchShape::new(segments.clone()).unwrap();
@@ -389,13 +390,13 @@ proptest! {
                 }
             }
             let mut later: Vec<Segment> = shape.segments().to_vec();
-            later.iter_mut().filter(|s| s.kept).for_each(|s| { s.past = 7; s.slot += 9 });
+            later.iter_mut().filter(|s| s.cached).for_each(|s| { s.context_len = 7; s.slot += 9 });
             let later = lower(&spec, &Formats::default(), &plan, phase, &BatchShape::new(later).unwrap()).unwrap();
             prop_assert_eq!(galaxy_graph::digest(&programs), galaxy_graph::digest(&later));
         }
     }
 
-    /// Wherever texts end, a batch takes what the budget was made for.
+    /// Wherever texts end, a batch takes no more than the budget.
     #[test]
     fn no_batch_takes_more_than_the_budget((spec, mut plan, shape) in any_plan()) {
         prop_assume!(plan.any_sequence() || plan.strategy == Strategy::Pipeline);
@@ -453,7 +454,7 @@ proptest! {
         }
     }
 
-    /// Few of many layers that are cut alike tell what all of them need.
+    /// A few of many layers that are cut alike show what all of them need.
     #[test]
     fn needs_are_those_of_all_layers((mut spec, mut plan, shape) in any_plan(), times in 1u32..7) {
         let longer = |layers: Span<Layer>| Span::new(layers.start() * times, layers.end() * times);
@@ -482,7 +483,8 @@ proptest! {
         }
     }
 
-    /// Whatever is broken at random: either the verifier finds it, or it runs to the end.
+    /// Of programs that are broken at random, the verifier finds what is wrong, or they run to the
+    /// end.
     #[test]
     fn broken_programs_are_found_or_run((spec, plan, shape) in any_plan(), seed: u64, at: prop::sample::Index, how in 0..4) {
         let mut programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
@@ -571,11 +573,12 @@ fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
     let numbers = all.map(|(plan, rows)| get(plan, rows));
     assert_eq!(numbers.map(|(number, _)| number), [1, 2, 1, 3, 1, 4, 5]);
     assert!(numbers.iter().all(|(_, programs)| *programs == 3));
-    // What is kept was lowered without a past, and a past may be too long.
+    // Programs that are kept were lowered without cached rows, and of these there may be too many.
     let mut lowered = Lowered::new(1);
-    let shape = |past| {
+    let shape = |context_len| {
         let wanted = Wanted::Hidden;
-        BatchShape::new(vec![Segment { slot: 0, past, kept: true, rows: 1, wanted }]).unwrap()
+        BatchShape::new(vec![Segment { slot: 0, context_len, cached: true, rows: 1, wanted }])
+            .unwrap()
     };
     let mut get =
         |past| lowered.get(&spec, &Formats::default(), &plan, Phase::Prefill, &shape(past), |_| ());
@@ -629,8 +632,8 @@ fn an_uncovered_read_is_found() {
 #[test]
 fn a_cycle_through_lane_order_is_found() {
     let mut case = case();
-    // The first send waits for the last operation of the compute lane, which waits for what
-    // answers that send.
+    // The first send waits for the last operation of the compute lane, which waits for the answer
+    // to that send.
     let send = case.find(0, |k| matches!(k, OpKind::Send { .. }));
     let compute = &case.programs[0].lanes[0];
     assert_eq!(compute.0, Lane::Compute);
@@ -645,7 +648,7 @@ fn a_cycle_through_lane_order_is_found() {
 fn keys_sent(weights: &[u32], texts: &[u32]) -> Vec<usize> {
     let mut spec = spec(12, false, false, 6, HeadSpec::None);
     spec.layers = 1;
-    let way = Way {
+    let way = RandomLayout {
         strategy: Strategy::Sequence,
         modes: [(true, true); 2],
         exchange: Exchange::Direct,
@@ -655,7 +658,8 @@ fn keys_sent(weights: &[u32], texts: &[u32]) -> Vec<usize> {
     let mut plan = laid_out(&way, &spec, &weights);
     plan.max_rows = texts.iter().sum();
     let wanted = Wanted::Pooled(Pooling::Mean);
-    let segment = |(slot, &rows): (u32, &u32)| Segment { slot, past: 0, kept: false, rows, wanted };
+    let segment =
+        |(slot, &rows): (u32, &u32)| Segment { slot, context_len: 0, cached: false, rows, wanted };
     let shape = BatchShape::new((0..).zip(texts).map(segment).collect()).unwrap();
     let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
     assert_eq!(verify(&spec, &Formats::default(), &plan, &shape, &programs), Ok(()));
@@ -672,7 +676,7 @@ fn keys_and_values_of_whole_texts_stay_where_they_are() {
     assert_eq!(keys_sent(&[1, 1, 1], &[8; 32]), [0, 0, 0]);
     assert_eq!(keys_sent(&[16, 10, 6], &[8; 32]), [0, 0, 0]);
     assert_eq!(keys_sent(&[2, 1, 1], &[8; 4]), [0, 0, 0]);
-    // The second text is cut in two: its devices tell each other.
+    // The second text is cut in two: its devices exchange keys and values.
     assert_eq!(keys_sent(&[1, 1, 1], &[32, 64]), [0, 1, 1]);
 }
 
@@ -750,7 +754,7 @@ fn an_incomplete_sum_is_found() {
 #[test]
 fn only_the_last_stage_owns_rows() {
     let spec = spec(12, true, true, 3, language());
-    let way = Way {
+    let way = RandomLayout {
         strategy: Strategy::Pipeline,
         modes: [(false, false); 2],
         exchange: Exchange::Ring,

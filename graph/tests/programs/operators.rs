@@ -4,12 +4,12 @@ use super::{Case, case, classes, language, spec};
 use galaxy_common::{Kernel, Span};
 use galaxy_graph::{
     VerifyError,
-    operators::{Axes, Operator, OperatorGraph, Side, Weight},
+    operators::{Axes, CutSide, Operator, OperatorGraph, Weight},
     program::{OpKind, Operation},
 };
-use galaxy_model::{Distances, HeadSpec, Matrix, ModelSpec, Pairs, Patches, Positions, Vector};
+use galaxy_model::{HeadSpec, Matrix, ModelSpec, Pairs, Patches, Positions, RelativeBias, Vector};
 
-/// Descriptions that have every weight between them.
+/// Model descriptions that have every weight between them.
 fn specs() -> Vec<ModelSpec> {
     let rotary = Positions::Rotary {
         inverse_frequencies: vec![1.0],
@@ -20,12 +20,12 @@ fn specs() -> Vec<ModelSpec> {
     };
     let bert = spec(12, false, false, 6, classes());
     let gpt = spec(12, true, true, 3, language());
-    let distances = Some(Distances { buckets: 8, most: 16 });
+    let relative_bias = Some(RelativeBias { buckets: 8, most: 16 });
     let patches = Some(Patches { channels: 3, height: 8, width: 8, size: 4 });
     vec![
         ModelSpec { token_types: 2, embedding_norm: true, ..bert.clone() },
         ModelSpec { patches, vocabulary: 0, ..bert.clone() },
-        ModelSpec { distances, ..bert },
+        ModelSpec { relative_bias, ..bert },
         ModelSpec { parallel: true, positions: rotary.clone(), ..gpt.clone() },
         ModelSpec { gated: true, head_norm: true, positions: rotary, ..gpt.clone() },
         ModelSpec { head: HeadSpec::Language { tied: false, bias: true }, ..gpt.clone() },
@@ -50,7 +50,7 @@ fn a_graph_fits_together_and_names_every_weight() {
         });
         assert_eq!(named.collect::<Vec<_>>(), Vec::<&Weight>::new(), "the model has no such");
         let cuts = graph.operators.iter().filter_map(|operator| operator.operate().cut());
-        let sums = cuts.filter(|cut| cut.side == Side::Inputs).count();
+        let sums = cuts.filter(|cut| cut.side == CutSide::Inputs).count();
         assert_eq!(sums as u32, 2 * spec.layers);
     }
 }
@@ -90,7 +90,7 @@ fn an_operator_of_another_layer_or_kind_is_found() {
         _ => false,
     };
     let norms = |op: &mut Operation| match &mut op.kind {
-        OpKind::Join { norm, .. } => {
+        OpKind::AddNorm { norm, .. } => {
             *norm = second.after_mlp.norm;
             true
         }
@@ -150,7 +150,7 @@ fn products_of_a_graph_are_what_they_are_measured_as() {
     let graph = OperatorGraph::of(&spec(12, true, true, 3, language()));
     for operator in &graph.operators {
         if let Operator::Product(product) = operator {
-            let by_inputs = product.cut.is_some_and(|cut| cut.side == Side::Inputs);
+            let by_inputs = product.cut.is_some_and(|cut| cut.side == CutSide::Inputs);
             assert_eq!(product.kernel.is_cut_by_inputs(), by_inputs);
         }
     }

@@ -1,7 +1,7 @@
 //! Weights that are stored plane by plane: a request that selects fewer planes reads the first bytes of each
 //! piece, and programs that load another number of them are found.
 
-use super::{Way, laid_out, language, reading, spec};
+use super::{RandomLayout, laid_out, language, reading, spec};
 use galaxy_common::{BatchShape, Exchange, Plan, Strategy, Wanted, WeightFormat, plan::Phase};
 use galaxy_graph::{
     Program, VerifyError, lower,
@@ -17,7 +17,7 @@ use std::{
 };
 
 fn streamed() -> (ModelSpec, Plan) {
-    let way = Way {
+    let way = RandomLayout {
         strategy: Strategy::Megatron,
         modes: [(false, false); 2],
         exchange: Exchange::Ring,

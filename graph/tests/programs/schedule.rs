@@ -8,7 +8,7 @@ use galaxy_graph::program::{Block, OpId};
 /// BERT-Large and DistilBERT on equal devices.
 fn well_known(hidden: u32, layers: u32) -> ModelSpec {
     let mut spec = spec(hidden, false, false, hidden / 64, HeadSpec::None);
-    (spec.heads, spec.head_width, spec.inner) = (hidden / 64, 64, 4 * hidden);
+    (spec.heads, spec.head_width, spec.intermediate) = (hidden / 64, 64, 4 * hidden);
     spec.layers = layers;
     spec
 }
@@ -37,7 +37,7 @@ impl Costs for Ideal {
     }
 }
 
-/// No run is shorter than what kernels or links have to do.
+/// The least nanoseconds of a run: what its kernels or links have to do.
 fn floor(programs: &[Program]) -> f64 {
     let busy = programs.iter().map(|program| {
         let ids = &program.lanes[0].1;
@@ -58,7 +58,8 @@ fn keys_and_values_travel_while_rows_are_computed() {
     {
         let (strategy, exchange) = (Strategy::Auto, Exchange::Ring);
         let spec = well_known(1024, 24);
-        let plan = laid_out(&Way { strategy, modes, exchange, tiles }, &spec, &[[1; 4]; 4]);
+        let plan =
+            laid_out(&RandomLayout { strategy, modes, exchange, tiles }, &spec, &[[1; 4]; 4]);
         let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
         let (total, floor) = (simulate(&programs, &Ideal).unwrap().total as f64, floor(&programs));
         assert!(total < bound * floor, "{modes:?}, {tiles} tiles: {total} against {floor}");
@@ -86,7 +87,8 @@ fn staggered_tiles_come_near_what_compute_and_links_allow() {
 fn queries_are_made_when_keys_and_values_are_on_their_way() {
     let shape = BatchShape::single(96, Wanted::Pooled(Pooling::Mean)).unwrap();
     for (tiles, exchange) in [(1, Exchange::Ring), (2, Exchange::Direct), (4, Exchange::Ring)] {
-        let way = Way { strategy: Strategy::Auto, modes: [(true, true); 2], exchange, tiles };
+        let way =
+            RandomLayout { strategy: Strategy::Auto, modes: [(true, true); 2], exchange, tiles };
         let spec = well_known(256, 4);
         let plan = laid_out(&way, &spec, &[[2; 4], [1; 4], [1; 4]]);
         for program in lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap() {
@@ -111,11 +113,12 @@ fn queries_are_made_when_keys_and_values_are_on_their_way() {
 /// no keys, and comes before those of the second are taken in.
 #[test]
 fn tiles_wait_for_the_keys_of_their_own_texts_only() {
-    let text = |slot, rows| Segment { slot, past: 0, kept: false, rows, wanted: Wanted::Hidden };
+    let text =
+        |slot, rows| Segment { slot, context_len: 0, cached: false, rows, wanted: Wanted::Hidden };
     let shape = BatchShape::new(vec![text(0, 64), text(1, 96)]).unwrap();
     let (strategy, exchange) = (Strategy::Auto, Exchange::Ring);
     let spec = well_known(256, 4);
-    let way = Way { strategy, modes: [(true, true); 2], exchange, tiles: 2 };
+    let way = RandomLayout { strategy, modes: [(true, true); 2], exchange, tiles: 2 };
     let plan = laid_out(&way, &spec, &[[4; 4], [1; 4]]);
     let programs = lower(&spec, &Formats::default(), &plan, Phase::Prefill, &shape).unwrap();
     let compute = programs[0].lanes[0].1.iter().map(|&id| programs[0].operation(id));

@@ -11,14 +11,15 @@ use galaxy_model::{Formats, HeadSpec, LayerKind, ModelSpec, Positions, SlidingWi
 
 const ROWS: u32 = 4096;
 
-/// The programs of so many devices that share rows evenly, of one long text.
+/// The programs of so many devices that share rows evenly, for one long text.
 fn programs(spec: &ModelSpec, devices: usize) -> Vec<Program> {
     let mut plan = plan(Strategy::Sequence, 4, spec, &vec![[1; 4]; devices]);
     plan.max_rows = ROWS;
     plan.modes = Modes::uniform(spec.layers, Mode::Sequence);
     for device in &mut plan.ring {
         for block in &mut device.prefill.blocks {
-            (block.heads, block.columns) = (Span::first(spec.heads), Span::first(spec.inner));
+            (block.heads, block.columns) =
+                (Span::first(spec.heads), Span::first(spec.intermediate));
         }
         device.decode = device.prefill.clone();
     }

@@ -1,20 +1,20 @@
 //! Rounding values to blocks of few bits.
 //!
-//! A block's scale is the one, of several about that of its largest value, whose rounded values are nearest to the block
-//! in squares; values are rounded with the scale as it is stored. Sums are made in one order, so that every device makes
-//! the same bits of the same values.
+//! The scale of a `q8_0` block is that of its largest value. For `q6_k` and `q4_0` several scales near that one are
+//! tried, and the one with the least squared error is taken; values are rounded with the scale as it is stored. Sums
+//! are added up in a fixed order, so that every device gets the same bits from the same values.
 
 use super::{MOST_VALUES, decode};
 use galaxy_common::WeightFormat;
 use half::f16;
 
-/// Scales that are tried on each side of that of the largest value.
+/// How many scales are tried on each side of the largest value's own.
 const TRIED: i32 = 5;
-/// From one of them to the next.
+/// The relative step from one inverse scale that is tried to the next.
 const STEP: f32 = 0.02;
-/// How many partial sums a sum is made of, so that the compiler makes them in vectors.
+/// How many partial sums are added up, so that the compiler computes a sum with vector instructions.
 const LANES: usize = 8;
-/// Most bytes of a block that is made here.
+/// The most bytes that a block has, of the formats that values are rounded to here.
 const MOST_BYTES: usize = 210;
 
 /// Whether values can be rounded to a format: `q8_0`, `q6_k` and `q4_0`.
@@ -22,8 +22,8 @@ pub(crate) fn encodes(format: WeightFormat) -> bool {
     matches!(format, WeightFormat::Q8_0 | WeightFormat::Q6K | WeightFormat::Q4_0)
 }
 
-/// Rounds values to whole blocks. Values that make no whole block are left out; for a format that
-/// [`encodes`] does not know, all.
+/// Rounds values to whole blocks. Values that fill no whole block are left out; for a format that [`encodes`] does not
+/// know, all are.
 pub(crate) fn encode(format: WeightFormat, values: &[f32], out: &mut [u8]) {
     let Some(block) = format.block() else { return };
     let (count, size) = (block.values as usize, block.bytes as usize);
@@ -37,7 +37,8 @@ pub(crate) fn encode(format: WeightFormat, values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Makes values what they are once they were rounded to whole blocks of a format that [`encodes`] knows.
+/// Replaces values by what they decode to after they were rounded to whole blocks. Nothing changes for a format that
+/// [`encodes`] does not know.
 pub(crate) fn round(format: WeightFormat, values: &mut [f32]) {
     let Some(block) = format.block().filter(|_| encodes(format)) else { return };
     let (mut bytes, size) = ([0; MOST_BYTES], block.bytes as usize);
@@ -47,24 +48,25 @@ pub(crate) fn round(format: WeightFormat, values: &mut [f32]) {
     }
 }
 
-/// The nearest whole number, of two the even one, from `least` to `most`: of numbers below 2^22, which scaled values are.
+/// The whole number nearest to `value * by`, the even one of two, clamped from `least` to `most`: exact for numbers
+/// below 2^22, as scaled values are.
 fn whole(value: f32, by: f32, (least, most): (f32, f32)) -> f32 {
-    // At this size neighbouring floats are 1 apart. Vectors of every processor can add.
+    // At this size neighbouring floats are 1 apart, and the vector units of every processor can add.
     const WHOLE: f32 = 12_582_912.0;
     ((value * by).clamp(least, most) + WHOLE) - WHOLE
 }
 
-/// The inverse of a scale; 0 where there is none.
+/// The inverse of a scale, or 0 where the scale is too near to zero to have one.
 fn inverse(scale: f32) -> f32 {
     if scale.abs() < 1e-30 { 0.0 } else { 1.0 / scale }
 }
 
-/// Of a and b the one that is farther from zero.
+/// The one of a and b that is farther from zero.
 fn farther(a: f32, b: f32) -> f32 {
     if b.abs() > a.abs() { b } else { a }
 }
 
-/// The scale for values that become whole numbers from `least`, which is below zero, to `-least - 1`.
+/// The scale for values that are rounded to whole numbers from `least`, which is negative, to `-least - 1`.
 fn scale_of(values: &[f32], least: f32) -> f32 {
     // The largest becomes the least number: there is one more of them below zero than above.
     let first = inverse(values.iter().copied().fold(0.0, farther)) * least;
@@ -84,7 +86,7 @@ fn scale_of(values: &[f32], least: f32) -> f32 {
         }
         let both: f32 = both.iter().sum();
         let scale = both * inverse(squares.iter().sum());
-        // What the best scale for these whole numbers takes from the squares of the values.
+        // What the best scale for these whole numbers takes off the sum of the squared values.
         if both * scale > best {
             (best, found) = (both * scale, scale);
         }
@@ -92,7 +94,7 @@ fn scale_of(values: &[f32], least: f32) -> f32 {
     found
 }
 
-/// Stores a scale, and says what it is then.
+/// Stores a scale as f16, and returns the value that was stored.
 fn put(out: &mut [u8], at: usize, scale: f32) -> f32 {
     let half = f16::from_f32(scale.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
     out[at..at + 2].copy_from_slice(&half.to_le_bytes());
@@ -116,7 +118,7 @@ fn fours(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Sixteen scales of eight bits, whose scale is that of the largest.
+/// Encodes a block of `q6_k`: sixteen scales of 8 bits, which share one scale, that of the largest of them.
 fn sixes(values: &[f32], out: &mut [u8]) {
     let mut scales = [0.0f32; 16];
     for (scale, values) in scales.iter_mut().zip(values.chunks_exact(16)) {

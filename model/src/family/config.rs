@@ -1,10 +1,10 @@
-//! How the fields of each family's `config.json` become a [`ModelSpec`].
+//! Reads the `config.json` of each family into a [`ModelSpec`].
 
 use super::{
     Top,
     heads::{dense_and_norm, first_row, language, last_row},
     kinds,
-    rope::{Turns, neighbours, rotary},
+    rope::{RotaryFields, neighbours, rotary},
 };
 use crate::{
     config::{Fields, short},
@@ -13,12 +13,12 @@ use crate::{
 };
 
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
-const MAX_INNER: u32 = 1 << 22;
+const MAX_INTERMEDIATE: u32 = 1 << 22;
 pub(super) const MAX_LAYERS: u32 = 4096;
 const MAX_HEADS: u32 = 1 << 16;
 const MAX_VOCABULARY: u32 = 1 << 24;
 pub(super) const MAX_POSITIONS: u32 = 1 << 24;
-/// A token's type is a byte.
+/// Token types are stored as bytes.
 const MAX_TYPES: u32 = 1 << 8;
 const MAX_PIXELS: u32 = 1 << 13;
 const MAX_PATCH: u32 = 1 << 10;
@@ -30,7 +30,7 @@ pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
     let sizes =
         Sizes::read(config, &["hidden_size"], &["num_attention_heads"], &["num_hidden_layers"])?;
     Ok(ModelSpec {
-        inner: config.count(&["intermediate_size"], MAX_INNER)?,
+        intermediate: config.count(&["intermediate_size"], MAX_INTERMEDIATE)?,
         norm_epsilon: epsilon(config, &["layer_norm_eps"], 1e-12)?,
         activation: activation(config, &["hidden_act"], Activation::Gelu)?,
         causal: config.flag("is_decoder", false)? && causal(config)?,
@@ -44,7 +44,7 @@ pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
     })
 }
 
-/// As BERT, but positions begin behind that of padding, and the class head stands by itself.
+/// RoBERTa: like BERT, but positions begin behind that of padding, and the class head is a module of its own.
 pub(super) fn roberta(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let rows = bert(config, Top::Hidden)?.position_limit();
     let padding = match config.get(&["pad_token_id"]) {
@@ -60,7 +60,7 @@ pub(super) fn roberta(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
     behind_padding(config, top, padding)
 }
 
-/// What RoBERTa has where this is the id of padding.
+/// What RoBERTa and MPNet have in common, given the token id of padding.
 fn behind_padding(config: &Fields<'_>, top: Top, padding: u32) -> Result<ModelSpec, ModelError> {
     let spec = bert(config, Top::Hidden)?;
     Ok(ModelSpec {
@@ -74,7 +74,7 @@ fn behind_padding(config: &Fields<'_>, top: Top, padding: u32) -> Result<ModelSp
     })
 }
 
-/// As RoBERTa, but without token types, and with what distances add to scores.
+/// MPNet: like RoBERTa, but without token types, and with a relative position bias.
 pub(super) fn mpnet(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     config.must_be("is_decoder", false, "MPNet is an encoder")?;
     let field = "relative_attention_num_buckets";
@@ -83,12 +83,12 @@ pub(super) fn mpnet(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
         let problem = format!("is {buckets}: a multiple of 4 is wanted");
         return Err(config.wrong(field, problem));
     }
-    // The reference has no field for it.
+    // The reference has no config field for it.
     let most = 128.max(buckets);
     Ok(ModelSpec {
         token_types: 0,
-        distances: Some(Distances { buckets, most }),
-        // Whatever the config says, as in the reference.
+        relative_bias: Some(RelativeBias { buckets, most }),
+        // The padding id is fixed, whatever the config says, as in the reference.
         ..behind_padding(config, top, 1)?
     })
 }
@@ -100,7 +100,8 @@ fn absolute(config: &Fields<'_>) -> Result<(), ModelError> {
     }
 }
 
-/// Of a field and its synonym, the name that all families share counts, as in the reference.
+/// DistilBERT. Where a field and its synonym are both there, the name that all families share counts, as in the
+/// reference.
 pub(super) fn distilbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let sizes = Sizes::read(
         config,
@@ -109,7 +110,7 @@ pub(super) fn distilbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, Mod
         &["num_hidden_layers", "n_layers"],
     )?;
     Ok(ModelSpec {
-        inner: config.count(&["hidden_dim"], MAX_INNER)?,
+        intermediate: config.count(&["hidden_dim"], MAX_INTERMEDIATE)?,
         activation: activation(config, &["activation"], Activation::Gelu)?,
         positions: learned(config, &["max_position_embeddings"], 512)?,
         head: match top {
@@ -133,7 +134,7 @@ pub(super) fn gpt2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
     Ok(ModelSpec { scores: ScoreScale { over_root, by_layer }, head, ..spec })
 }
 
-/// What GPT-2 and GPT-J have in common: `rows` positions where the config does not say how many.
+/// What GPT-2 and GPT-J have in common. `rows` is the number of positions where the config names none.
 fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
     config.must_be("add_cross_attention", false, "only self-attention is run")?;
     let sizes = Sizes::read(
@@ -142,9 +143,9 @@ fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
         &["num_attention_heads", "n_head"],
         &["num_hidden_layers", "n_layer"],
     )?;
-    let inner = config.count_or_none(&["n_inner"], MAX_INNER)?.unwrap_or(4 * sizes.hidden);
+    let inner = config.count_or_none(&["n_inner"], MAX_INTERMEDIATE)?.unwrap_or(4 * sizes.hidden);
     Ok(ModelSpec {
-        inner,
+        intermediate: inner,
         norm_place: NormPlace::Pre,
         norm_epsilon: epsilon(config, &["layer_norm_epsilon"], 1e-5)?,
         activation: activation(config, &["activation_function"], Activation::GeluTanh)?,
@@ -155,7 +156,7 @@ fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
     })
 }
 
-/// As GPT-2, but both blocks of a layer beside each other, and rotary positions.
+/// GPT-J: like GPT-2, but with a parallel residual and rotary positions.
 pub(super) fn gptj(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let spec = gpt(config, 2048)?;
     let limit = spec.position_limit();
@@ -192,11 +193,11 @@ pub(super) fn opt(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
         let problem = format!("is {width}: only that of the rows is run, {hidden}");
         return Err(config.wrong("word_embed_proj_dim", problem));
     }
-    // The table has two rows before the first position.
+    // The position table has two rows before the first position.
     let limit = config.count_or_none(&["max_position_embeddings"], MAX_POSITIONS)?.unwrap_or(2048);
     let bias = config.flag("enable_bias", true)?;
     Ok(ModelSpec {
-        inner: config.count(&["ffn_dim"], MAX_INNER)?,
+        intermediate: config.count(&["ffn_dim"], MAX_INTERMEDIATE)?,
         norm_place,
         norm_epsilon: 1e-5,
         activation: activation(config, &["activation_function"], Activation::Relu)?,
@@ -223,7 +224,7 @@ pub(super) fn llama(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
 }
 
 pub(super) fn mistral(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let turns = Turns::new(131_072);
+    let turns = RotaryFields::new(131_072);
     let defaults = Defaults { kv_heads: Some(8), turns, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     let window = window(config, Some(4096))?;
@@ -231,7 +232,7 @@ pub(super) fn mistral(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
 }
 
 pub(super) fn qwen2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let turns = Turns::new(32_768);
+    let turns = RotaryFields::new(32_768);
     let defaults = Defaults { kv_heads: Some(32), turns, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     Ok(ModelSpec { qkv_bias: true, kinds: some_windows(config, &spec)?, ..spec })
@@ -239,7 +240,7 @@ pub(super) fn qwen2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
 
 pub(super) fn qwen3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
-    let (head_width, turns) = (Some(128), Turns::new(32_768));
+    let (head_width, turns) = (Some(128), RotaryFields::new(32_768));
     let defaults = Defaults { head_width, kv_heads: Some(32), turns, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     Ok(ModelSpec {
@@ -251,11 +252,11 @@ pub(super) fn qwen3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErr
     })
 }
 
-/// As Llama, but some layers know nothing of positions.
+/// SmolLM3: like Llama, but some layers have no positions at all.
 pub(super) fn smollm3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
     let mlp_bias = config.flag("mlp_bias", false)?;
-    let turns = Turns { theta: ("rope_theta", 2_000_000.0), ..Turns::new(32_768) };
+    let turns = RotaryFields { theta: ("rope_theta", 2_000_000.0), ..RotaryFields::new(32_768) };
     let defaults = Defaults { kv_heads: Some(4), turns, tied: true, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     let window = match config.flag("use_sliding_window", false)? {
@@ -272,9 +273,9 @@ pub(super) fn smollm3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
     Ok(ModelSpec { qkv_bias: bias, attention_output_bias: bias, mlp_bias, kinds, ..spec })
 }
 
-/// As Llama, but queries, keys and values are one tensor, and so are gate and up.
+/// Phi-3: like Llama, but queries, keys and values are one tensor, and so are gate and up.
 pub(super) fn phi3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let turns = Turns { partly: true, ..Turns::new(4096) };
+    let turns = RotaryFields { partly: true, ..RotaryFields::new(4096) };
     let defaults = Defaults { turns, epsilon: 1e-5, ..Defaults::default() };
     let spec = gated(config, top, defaults)?;
     let window = window(config, None)?;
@@ -282,7 +283,7 @@ pub(super) fn phi3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelErro
 }
 
 pub(super) fn gemma2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
-    let spec = gemma(config, top, Turns::new(8192))?;
+    let spec = gemma(config, top, RotaryFields::new(8192))?;
     let sliding = kinds::sliding(config, spec.layers, |layer| layer % 2 == 0)?;
     let window = window(config, Some(4096))?;
     let kinds = kinds::list(&spec, &sliding, window, |_| Rotation::Usual);
@@ -291,19 +292,19 @@ pub(super) fn gemma2(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelEr
     Ok(ModelSpec { kinds, score_cap, logit_cap, ..spec })
 }
 
-/// As Gemma 2, but heads are normed instead of scores capped, and layers with windows have positions of
-/// their own.
+/// Gemma 3: like Gemma 2, but heads are normed instead of scores being capped, and layers with windows have rotary
+/// positions of their own.
 pub(super) fn gemma3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let [whole, local] = ["full_attention", "sliding_attention"];
-    let turns = Turns { layers: Some(whole), ..Turns::new(131_072) };
-    let spec = gemma(config, top, Turns { theta: ("rope_theta", 1_000_000.0), ..turns })?;
+    let turns = RotaryFields { layers: Some(whole), ..RotaryFields::new(131_072) };
+    let spec = gemma(config, top, RotaryFields { theta: ("rope_theta", 1_000_000.0), ..turns })?;
     let pattern = config.count_or_none(&["sliding_window_pattern"], MAX_LAYERS)?.unwrap_or(6);
     let sliding = kinds::sliding(config, spec.layers, |layer| (layer + 1) % pattern != 0)?;
     let window = window(config, Some(4096))?;
-    // The window of both sides together.
+    // Without a causal mask the field counts the rows of both sides together.
     let window = window.map(|all| if spec.causal { all } else { all / 2 });
     let theta = ("rope_local_base_freq", 10_000.0);
-    let turns = Turns { layers: Some(local), theta, ..turns };
+    let turns = RotaryFields { layers: Some(local), theta, ..turns };
     let local = rotary(config, spec.head_width, turns)?;
     Ok(ModelSpec {
         head_norm: true,
@@ -314,8 +315,9 @@ pub(super) fn gemma3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelEr
     })
 }
 
-/// What all Gemmas have: norms around blocks, whose weights are stored less by one, and scaled embeddings.
-fn gemma(config: &Fields<'_>, top: Top, turns: Turns) -> Result<ModelSpec, ModelError> {
+/// What all Gemmas have in common: norms before and after blocks, whose weights are stored minus one, and scaled
+/// embeddings.
+fn gemma(config: &Fields<'_>, top: Top, turns: RotaryFields) -> Result<ModelSpec, ModelError> {
     let bias = config.flag("attention_bias", false)?;
     let causal = !config.flag("use_bidirectional_attention", false)? && causal(config)?;
     let defaults = Defaults {
@@ -340,7 +342,7 @@ fn gemma(config: &Fields<'_>, top: Top, turns: Turns) -> Result<ModelSpec, Model
     })
 }
 
-/// By what scores or logits are capped, if at all.
+/// The soft cap of scores or logits, if they are capped.
 fn cap(
     config: &Fields<'_>,
     name: &'static str,
@@ -352,7 +354,7 @@ fn cap(
     }
 }
 
-/// An encoder with a gated MLP, norms before blocks, and layers of which most have a window.
+/// ModernBERT: an encoder with a gated MLP, norms before blocks, and a sliding window in most layers.
 pub(super) fn modernbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     let sizes =
         Sizes::read(config, &["hidden_size"], &["num_attention_heads"], &["num_hidden_layers"])?;
@@ -362,13 +364,14 @@ pub(super) fn modernbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, Mod
     let sliding = kinds::sliding(config, sizes.layers, |layer| layer % every != 0)?;
     let window = config.count_or_none(&["local_attention"], MAX_POSITIONS)?.unwrap_or(128) / 2;
     let [whole, local] = ["full_attention", "sliding_attention"];
-    let turns = Turns { scaled_alike: true, ..Turns::new(8192) };
+    let turns = RotaryFields { scaled_alike: true, ..RotaryFields::new(8192) };
     let theta = ("global_rope_theta", 160_000.0);
-    let positions = rotary(config, head_width, Turns { layers: Some(whole), theta, ..turns })?;
+    let positions =
+        rotary(config, head_width, RotaryFields { layers: Some(whole), theta, ..turns })?;
     let theta = ("local_rope_theta", 10_000.0);
-    let local = rotary(config, head_width, Turns { layers: Some(local), theta, ..turns })?;
+    let local = rotary(config, head_width, RotaryFields { layers: Some(local), theta, ..turns })?;
     let spec = ModelSpec {
-        inner: config.count(&["intermediate_size"], MAX_INNER)?,
+        intermediate: config.count(&["intermediate_size"], MAX_INTERMEDIATE)?,
         norm_place: NormPlace::Pre,
         norm_epsilon: epsilon(config, &["norm_eps"], 1e-5)?,
         norm_bias: config.flag("norm_bias", false)?,
@@ -389,7 +392,7 @@ pub(super) fn modernbert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, Mod
     Ok(ModelSpec { kinds: kinds::local(&spec, &sliding, Some(window)), ..spec })
 }
 
-/// How many rows a window has, as a config says it.
+/// The sliding window that a config gives, in rows.
 fn window(config: &Fields<'_>, default: Option<u32>) -> Result<Option<u32>, ModelError> {
     match config.names("sliding_window") {
         true => config.count_or_none(&["sliding_window"], MAX_POSITIONS),
@@ -397,7 +400,7 @@ fn window(config: &Fields<'_>, default: Option<u32>) -> Result<Option<u32>, Mode
     }
 }
 
-/// The layers of a model of which those have a window that `layer_types` names, or the last ones.
+/// The kinds of layers of Qwen models: those with a window are named by `layer_types`, or are the last ones.
 fn some_windows(config: &Fields<'_>, spec: &ModelSpec) -> Result<Vec<LayerKind>, ModelError> {
     let window = match config.flag("use_sliding_window", false)? {
         true => window(config, Some(4096))?,
@@ -413,17 +416,17 @@ fn some_windows(config: &Fields<'_>, spec: &ModelSpec) -> Result<Vec<LayerKind>,
     Ok(kinds::list(spec, &sliding, window, |_| Rotation::Usual))
 }
 
-/// What a config means that does not say it.
+/// The values that a family assumes where its config is silent.
 struct Defaults {
     head_width: Option<u32>,
-    /// Where the field is not there at all; null means as many as there are heads.
+    /// Key-value heads where the field is absent; where it is null there are as many as query heads.
     kv_heads: Option<u32>,
-    /// Its rotary positions, or those of its layers that see all.
-    turns: Turns,
+    /// The rotary positions of all layers, or, where kinds of layers differ, of those with full attention.
+    turns: RotaryFields,
     epsilon: f64,
-    /// Whether the language head is the embedding table.
+    /// Whether the language head shares the embedding table.
     tied: bool,
-    /// Its field, and what it is without.
+    /// The names of the field of the activation, and the activation where it is absent.
     activation: (&'static [&'static str], Activation),
 }
 
@@ -432,7 +435,7 @@ impl Default for Defaults {
         Self {
             head_width: None,
             kv_heads: None,
-            turns: Turns::new(2048),
+            turns: RotaryFields::new(2048),
             epsilon: 1e-6,
             tied: false,
             activation: (&["hidden_act"], Activation::Silu),
@@ -440,8 +443,8 @@ impl Default for Defaults {
     }
 }
 
-/// What Llama has, without biases: a decoder with a gated MLP, norms by the root mean square and
-/// rotary positions. Heads share the hidden width where nothing says how wide they are.
+/// What Llama and families like it have, without biases: a decoder with a gated MLP, RMS norms and rotary positions.
+/// Where nothing gives the width of heads, they share the hidden width evenly.
 fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec, ModelError> {
     let hidden = config.count(&["hidden_size"], MAX_WIDTH)?;
     let heads = config.count(&["num_attention_heads"], MAX_HEADS)?;
@@ -468,7 +471,7 @@ fn gated(config: &Fields<'_>, top: Top, defaults: Defaults) -> Result<ModelSpec,
     };
     Ok(ModelSpec {
         kv_heads,
-        inner: config.count(&["intermediate_size"], MAX_INNER)?,
+        intermediate: config.count(&["intermediate_size"], MAX_INTERMEDIATE)?,
         norm: NormKind::Rms,
         norm_place: NormPlace::Pre,
         norm_epsilon: epsilon(config, &["rms_norm_eps"], defaults.epsilon)?,
@@ -512,7 +515,7 @@ pub(super) fn vit(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError
     let channels = config.count_or_none(&["num_channels"], MAX_CHANNELS)?.unwrap_or(3);
     let patches = Patches { channels, height, width, size };
     Ok(ModelSpec {
-        inner: config.count(&["intermediate_size"], MAX_INNER)?,
+        intermediate: config.count(&["intermediate_size"], MAX_INTERMEDIATE)?,
         patches: Some(patches),
         norm_place: NormPlace::Pre,
         norm_epsilon: epsilon(config, &["layer_norm_eps"], 1e-12)?,
@@ -537,7 +540,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Heads that share the hidden width evenly.
+    /// Reads the sizes of a model whose heads share the hidden width evenly.
     fn read(
         config: &Fields<'_>,
         hidden: &[&'static str],
@@ -556,7 +559,7 @@ impl Sizes {
     }
 }
 
-/// What BERT has, without a name; families say where they differ.
+/// A description with BERT's settings and no family name, which families change where they differ.
 fn encoder(sizes: Sizes) -> ModelSpec {
     let Sizes { hidden, heads, head_width, layers, vocabulary } = sizes;
     ModelSpec {
@@ -566,7 +569,7 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         heads,
         kv_heads: heads,
         head_width,
-        inner: hidden,
+        intermediate: hidden,
         vocabulary,
         patches: None,
         norm: NormKind::Layer,
@@ -588,7 +591,7 @@ fn encoder(sizes: Sizes) -> ModelSpec {
         embedding_scale: 1.0,
         unplaced: None,
         positions: Positions::Learned { rows: 0, offset: 0 },
-        distances: None,
+        relative_bias: None,
         token_types: 0,
         embedding_norm: true,
         head_norm: false,
@@ -600,7 +603,7 @@ fn encoder(sizes: Sizes) -> ModelSpec {
     }
 }
 
-/// Whether a decoder's rows see earlier rows only. The reference takes null for no.
+/// Whether a decoder's rows see earlier rows only. The reference takes null for false.
 fn causal(config: &Fields<'_>) -> Result<bool, ModelError> {
     config.flag("is_causal", !config.names("is_causal"))
 }

@@ -1,15 +1,15 @@
-//! The fields that `config.json` may have in each family, and what is made of each.
+//! The fields that the `config.json` of each family may have, and how each is treated.
 //!
-//! The names are those of the config classes of `transformers`, of its generation settings, and those that
-//! older versions wrote; `scripts/fields.py audit` says which are missing. What a family reads is read in
-//! `config`; a test holds that against these tables.
+//! The names are those of the config classes of `transformers`, of its generation settings, and those that older
+//! versions wrote; `scripts/fields.py audit` says which are missing. The fields that are read are read in `config`; a
+//! test compares that with these tables.
 
 use crate::fields::{
-    Fate::{Inside, Needless, Only, Read, Said},
     Table,
+    Treatment::{Ignored, Inside, Only, Read, Warned},
 };
 
-/// The tables of a family, by its `model_type`.
+/// The tables that hold for a family, by its `model_type`.
 pub(super) fn tables(model_type: &str) -> &'static [Table] {
     match model_type {
         "bert" | "roberta" | "xlm-roberta" => &[ALL, GENERATION, ENCODER, BERT],
@@ -32,7 +32,7 @@ pub(super) fn tables(model_type: &str) -> &'static [Table] {
     }
 }
 
-/// What every config may have.
+/// The fields that every config may have.
 const ALL: Table = &[
     ("architectures", Read),
     ("model_type", Read),
@@ -50,7 +50,7 @@ const ALL: Table = &[
     ),
     (
         "auto_map",
-        Said("names code of the model's own, which is not run: it is run as its model_type says"),
+        Warned("names code of the model's own, which is not run: it is run as its model_type says"),
     ),
     ("is_encoder_decoder", Only(&["false"], "only models of one stack of layers are run")),
     ("add_cross_attention", Only(&["false"], "only self-attention is run")),
@@ -60,94 +60,94 @@ const ALL: Table = &[
         Only(&["{}"], "only layers with all of their heads are run: save the pruned model anew"),
     ),
     ("per_layer_config", Only(&["{}"], "only layers that are alike are run")),
-    // How the reference runs, and what it gives back.
-    ("attn_implementation", Needless),
-    ("_attn_implementation", Needless),
-    ("_attn_implementation_autoset", Needless),
-    ("_attn_implementation_internal", Needless),
-    ("_flash_attn_2_enabled", Needless),
-    ("experts_implementation", Needless),
-    ("_experts_implementation", Needless),
-    ("_experts_implementation_internal", Needless),
-    ("chunk_size_feed_forward", Needless),
-    ("dtype", Needless),
-    ("torch_dtype", Needless),
-    ("torchscript", Needless),
-    ("use_bfloat16", Needless),
-    ("use_cache", Needless),
-    ("use_return_dict", Needless),
-    ("return_dict", Needless),
-    ("output_attentions", Needless),
-    ("output_hidden_states", Needless),
-    ("output_past", Needless),
-    ("tie_last_hidden_states", Needless),
-    ("tie_encoder_decoder", Needless),
-    ("tf_legacy_loss", Needless),
-    // Training, and where the model comes from.
-    ("initializer_range", Needless),
-    ("initializer_factor", Needless),
-    ("gradient_checkpointing", Needless),
-    ("classifier_dropout", Needless),
-    ("finetuning_task", Needless),
-    ("task_specific_params", Needless),
-    ("label2id", Needless),
-    ("_num_labels", Needless),
-    ("name_or_path", Needless),
-    ("_name_or_path", Needless),
-    ("_commit_hash", Needless),
-    ("transformers_version", Needless),
-    ("transformers.js_config", Needless),
-    ("unsloth_fixed", Needless),
-    ("unsloth_version", Needless),
+    // How the reference runs, and what it returns.
+    ("attn_implementation", Ignored),
+    ("_attn_implementation", Ignored),
+    ("_attn_implementation_autoset", Ignored),
+    ("_attn_implementation_internal", Ignored),
+    ("_flash_attn_2_enabled", Ignored),
+    ("experts_implementation", Ignored),
+    ("_experts_implementation", Ignored),
+    ("_experts_implementation_internal", Ignored),
+    ("chunk_size_feed_forward", Ignored),
+    ("dtype", Ignored),
+    ("torch_dtype", Ignored),
+    ("torchscript", Ignored),
+    ("use_bfloat16", Ignored),
+    ("use_cache", Ignored),
+    ("use_return_dict", Ignored),
+    ("return_dict", Ignored),
+    ("output_attentions", Ignored),
+    ("output_hidden_states", Ignored),
+    ("output_past", Ignored),
+    ("tie_last_hidden_states", Ignored),
+    ("tie_encoder_decoder", Ignored),
+    ("tf_legacy_loss", Ignored),
+    // How the model was trained, and where it comes from.
+    ("initializer_range", Ignored),
+    ("initializer_factor", Ignored),
+    ("gradient_checkpointing", Ignored),
+    ("classifier_dropout", Ignored),
+    ("finetuning_task", Ignored),
+    ("task_specific_params", Ignored),
+    ("label2id", Ignored),
+    ("_num_labels", Ignored),
+    ("name_or_path", Ignored),
+    ("_name_or_path", Ignored),
+    ("_commit_hash", Ignored),
+    ("transformers_version", Ignored),
+    ("transformers.js_config", Ignored),
+    ("unsloth_fixed", Ignored),
+    ("unsloth_version", Ignored),
     // The tokenizer has its own files.
-    ("bos_token_id", Needless),
-    ("sep_token_id", Needless),
-    ("cls_token_id", Needless),
-    ("mask_token_id", Needless),
-    ("unk_token_id", Needless),
-    ("decoder_start_token_id", Needless),
-    ("tokenizer_class", Needless),
-    ("prefix", Needless),
+    ("bos_token_id", Ignored),
+    ("sep_token_id", Ignored),
+    ("cls_token_id", Ignored),
+    ("mask_token_id", Ignored),
+    ("unk_token_id", Ignored),
+    ("decoder_start_token_id", Ignored),
+    ("tokenizer_class", Ignored),
+    ("prefix", Ignored),
 ];
 
-/// Settings of generation: `transformers` has dropped them from `config.json`, and ignores them there.
+/// Settings of generation. `transformers` no longer keeps them in `config.json`, and ignores them there.
 const GENERATION: Table = &[
-    ("assistant_confidence_threshold", Needless),
-    ("assistant_lookbehind", Needless),
-    ("bad_words_ids", Needless),
-    ("begin_suppress_tokens", Needless),
-    ("diversity_penalty", Needless),
-    ("do_sample", Needless),
-    ("early_stopping", Needless),
-    ("encoder_no_repeat_ngram_size", Needless),
-    ("encoder_repetition_penalty", Needless),
-    ("epsilon_cutoff", Needless),
-    ("eta_cutoff", Needless),
-    ("exponential_decay_length_penalty", Needless),
-    ("forced_bos_token_id", Needless),
-    ("forced_eos_token_id", Needless),
-    ("length_penalty", Needless),
-    ("max_length", Needless),
-    ("min_length", Needless),
-    ("no_repeat_ngram_size", Needless),
-    ("num_assistant_tokens", Needless),
-    ("num_assistant_tokens_schedule", Needless),
-    ("num_beam_groups", Needless),
-    ("num_beams", Needless),
-    ("num_return_sequences", Needless),
-    ("output_scores", Needless),
-    ("remove_invalid_values", Needless),
-    ("repetition_penalty", Needless),
-    ("return_dict_in_generate", Needless),
-    ("suppress_tokens", Needless),
-    ("target_lookbehind", Needless),
-    ("temperature", Needless),
-    ("top_k", Needless),
-    ("top_p", Needless),
-    ("typical_p", Needless),
+    ("assistant_confidence_threshold", Ignored),
+    ("assistant_lookbehind", Ignored),
+    ("bad_words_ids", Ignored),
+    ("begin_suppress_tokens", Ignored),
+    ("diversity_penalty", Ignored),
+    ("do_sample", Ignored),
+    ("early_stopping", Ignored),
+    ("encoder_no_repeat_ngram_size", Ignored),
+    ("encoder_repetition_penalty", Ignored),
+    ("epsilon_cutoff", Ignored),
+    ("eta_cutoff", Ignored),
+    ("exponential_decay_length_penalty", Ignored),
+    ("forced_bos_token_id", Ignored),
+    ("forced_eos_token_id", Ignored),
+    ("length_penalty", Ignored),
+    ("max_length", Ignored),
+    ("min_length", Ignored),
+    ("no_repeat_ngram_size", Ignored),
+    ("num_assistant_tokens", Ignored),
+    ("num_assistant_tokens_schedule", Ignored),
+    ("num_beam_groups", Ignored),
+    ("num_beams", Ignored),
+    ("num_return_sequences", Ignored),
+    ("output_scores", Ignored),
+    ("remove_invalid_values", Ignored),
+    ("repetition_penalty", Ignored),
+    ("return_dict_in_generate", Ignored),
+    ("suppress_tokens", Ignored),
+    ("target_lookbehind", Ignored),
+    ("temperature", Ignored),
+    ("top_k", Ignored),
+    ("top_p", Ignored),
+    ("typical_p", Ignored),
 ];
 
-/// What BERT, MPNet and ViT have.
+/// The fields of BERT, MPNet and ViT.
 const ENCODER: Table = &[
     ("hidden_size", Read),
     ("num_hidden_layers", Read),
@@ -155,11 +155,11 @@ const ENCODER: Table = &[
     ("intermediate_size", Read),
     ("hidden_act", Read),
     ("layer_norm_eps", Read),
-    ("hidden_dropout_prob", Needless),
-    ("attention_probs_dropout_prob", Needless),
-    // Encoders have no head that shares the table, and see all rows whatever this says.
-    ("tie_word_embeddings", Needless),
-    ("is_causal", Needless),
+    ("hidden_dropout_prob", Ignored),
+    ("attention_probs_dropout_prob", Ignored),
+    // Encoders have no tied head, and see all rows whatever this says.
+    ("tie_word_embeddings", Ignored),
+    ("is_causal", Ignored),
 ];
 
 const BERT: Table = &[
@@ -168,13 +168,13 @@ const BERT: Table = &[
     ("vocab_size", Read),
     ("max_position_embeddings", Read),
     ("type_vocab_size", Read),
-    // Those of the first multilingual BERT.
-    ("directionality", Needless),
-    ("pooler_fc_size", Needless),
-    ("pooler_num_attention_heads", Needless),
-    ("pooler_num_fc_layers", Needless),
-    ("pooler_size_per_head", Needless),
-    ("pooler_type", Needless),
+    // Fields of the first multilingual BERT.
+    ("directionality", Ignored),
+    ("pooler_fc_size", Ignored),
+    ("pooler_num_attention_heads", Ignored),
+    ("pooler_num_fc_layers", Ignored),
+    ("pooler_size_per_head", Ignored),
+    ("pooler_type", Ignored),
 ];
 
 const MPNET: Table = &[
@@ -183,7 +183,7 @@ const MPNET: Table = &[
     ("vocab_size", Read),
     ("max_position_embeddings", Read),
     ("relative_attention_num_buckets", Read),
-    ("type_vocab_size", Needless),
+    ("type_vocab_size", Ignored),
 ];
 
 const DISTILBERT: Table = &[
@@ -197,29 +197,29 @@ const DISTILBERT: Table = &[
     ("hidden_dim", Read),
     ("activation", Read),
     ("max_position_embeddings", Read),
-    ("dropout", Needless),
-    ("attention_dropout", Needless),
-    ("qa_dropout", Needless),
-    ("seq_classif_dropout", Needless),
-    ("tie_word_embeddings", Needless),
-    ("tie_weights_", Needless),
-    ("is_decoder", Needless),
-    ("is_causal", Needless),
-    // What they are, the file of weights says.
-    ("sinusoidal_pos_embds", Needless),
-    ("type_vocab_size", Needless),
+    ("dropout", Ignored),
+    ("attention_dropout", Ignored),
+    ("qa_dropout", Ignored),
+    ("seq_classif_dropout", Ignored),
+    ("tie_word_embeddings", Ignored),
+    ("tie_weights_", Ignored),
+    ("is_decoder", Ignored),
+    ("is_causal", Ignored),
+    // The weights in the file say what they are.
+    ("sinusoidal_pos_embds", Ignored),
+    ("type_vocab_size", Ignored),
 ];
 
-/// What all decoders have.
+/// The fields of all decoders.
 const DECODER: Table = &[
     ("vocab_size", Read),
     ("tie_word_embeddings", Read),
     ("is_causal", Read),
-    ("is_decoder", Needless),
-    ("type_vocab_size", Needless),
+    ("is_decoder", Ignored),
+    ("type_vocab_size", Ignored),
 ];
 
-/// What GPT-2 and GPT-J have.
+/// The fields of GPT-2 and GPT-J.
 const GPT: Table = &[
     ("n_embd", Read),
     ("hidden_size", Read),
@@ -232,16 +232,16 @@ const GPT: Table = &[
     ("n_inner", Read),
     ("activation_function", Read),
     ("layer_norm_epsilon", Read),
-    ("n_ctx", Needless),
-    ("reorder_and_upcast_attn", Needless),
-    ("resid_pdrop", Needless),
-    ("embd_pdrop", Needless),
-    ("attn_pdrop", Needless),
-    ("summary_type", Needless),
-    ("summary_use_proj", Needless),
-    ("summary_activation", Needless),
-    ("summary_proj_to_labels", Needless),
-    ("summary_first_dropout", Needless),
+    ("n_ctx", Ignored),
+    ("reorder_and_upcast_attn", Ignored),
+    ("resid_pdrop", Ignored),
+    ("embd_pdrop", Ignored),
+    ("attn_pdrop", Ignored),
+    ("summary_type", Ignored),
+    ("summary_use_proj", Ignored),
+    ("summary_activation", Ignored),
+    ("summary_proj_to_labels", Ignored),
+    ("summary_first_dropout", Ignored),
 ];
 
 const GPT2: Table = &[("scale_attn_weights", Read), ("scale_attn_by_inverse_layer_idx", Read)];
@@ -249,8 +249,8 @@ const GPT2: Table = &[("scale_attn_weights", Read), ("scale_attn_by_inverse_laye
 const GPTJ: Table = &[
     ("rotary_dim", Read),
     ("rotary", Only(&["true"], "GPT-J is run with rotary positions")),
-    ("scale_attn_weights", Needless),
-    ("scale_attn_by_inverse_layer_idx", Needless),
+    ("scale_attn_weights", Ignored),
+    ("scale_attn_by_inverse_layer_idx", Ignored),
 ];
 
 const OPT: Table = &[
@@ -265,14 +265,14 @@ const OPT: Table = &[
     ("_remove_final_layer_norm", Read),
     ("layer_norm_elementwise_affine", Read),
     ("enable_bias", Read),
-    ("dropout", Needless),
-    ("attention_dropout", Needless),
-    ("activation_dropout", Needless),
-    ("layerdrop", Needless),
-    ("init_std", Needless),
+    ("dropout", Ignored),
+    ("attention_dropout", Ignored),
+    ("activation_dropout", Ignored),
+    ("layerdrop", Ignored),
+    ("init_std", Ignored),
 ];
 
-/// What Llama and those like it have.
+/// The fields of Llama and the families like it.
 const GATED: Table = &[
     ("hidden_size", Read),
     ("num_hidden_layers", Read),
@@ -287,10 +287,10 @@ const GATED: Table = &[
     ("rope_scaling", Inside(&[ROTARY, LAYERS])),
     ("rope_theta", Read),
     ("partial_rotary_factor", Read),
-    ("attention_dropout", Needless),
+    ("attention_dropout", Ignored),
 ];
 
-/// What `rope_parameters` holds, and `rope_scaling` in older files.
+/// The fields of `rope_parameters`, which is `rope_scaling` in older files.
 const ROTARY: Table = &[
     ("rope_type", Read),
     ("type", Read),
@@ -309,25 +309,25 @@ const ROTARY: Table = &[
     ("short_factor", Read),
     ("long_factor", Read),
     ("mrope_section", Only(&["[]"], "only positions of text are run")),
-    ("finetuned", Needless),
+    ("finetuned", Ignored),
 ];
 
-/// Kinds of layers, each of which may have its own.
+/// The kinds of layers, each of which may have rotary parameters of its own.
 const LAYERS: Table =
     &[("full_attention", Inside(&[ROTARY])), ("sliding_attention", Inside(&[ROTARY]))];
 
 const LLAMA: Table = &[
     ("attention_bias", Read),
     ("mlp_bias", Read),
-    // The reference no longer slices products by it, which changed rounding alone.
-    ("pretraining_tp", Needless),
-    ("max_sequence_length", Needless),
+    // The reference no longer slices products by it, which changed the rounding alone.
+    ("pretraining_tp", Ignored),
+    ("max_sequence_length", Ignored),
 ];
 
-/// The activation of most of them.
+/// The field of the activation, as most of these families name it.
 const SILU: Table = &[("hidden_act", Read)];
 
-/// Of families whose layers are of several kinds.
+/// The field of families whose layers are of several kinds.
 const LAYER_TYPES: Table = &[("layer_types", Read)];
 
 const WINDOW: Table = &[("sliding_window", Read)];
@@ -338,32 +338,32 @@ const SMOLLM3: Table = &[
     ("use_sliding_window", Read),
     ("no_rope_layers", Read),
     ("no_rope_layer_interval", Read),
-    ("max_window_layers", Needless),
-    ("pretraining_tp", Needless),
+    ("max_window_layers", Ignored),
+    ("pretraining_tp", Ignored),
 ];
 
 const PHI3: Table = &[
-    ("embd_pdrop", Needless),
-    ("resid_pdrop", Needless),
-    // No bias is there whatever this says.
-    ("attention_bias", Needless),
+    ("embd_pdrop", Ignored),
+    ("resid_pdrop", Ignored),
+    // There is no bias, whatever this says.
+    ("attention_bias", Ignored),
     ("full_attn_mod", Only(&["1"], "only attention that is alike in all layers is run")),
     ("interpolate_factor", Only(&["1"], "only positions as they are counted are run")),
     ("lm_head_bias", Only(&["false"], "only language heads without a bias are run")),
     ("mlp_bias", Only(&["false"], "only products without biases are run in this family")),
 ];
 
-/// What Gemma 2 and 3 have.
+/// The fields of Gemma 2 and 3.
 const GEMMA: Table = &[
     ("hidden_activation", Read),
     ("attention_bias", Read),
     ("query_pre_attn_scalar", Read),
     ("final_logit_softcapping", Read),
     ("use_bidirectional_attention", Read),
-    // What counts is hidden_activation.
-    ("hidden_act", Needless),
-    ("cache_implementation", Needless),
-    ("sliding_window_size", Needless),
+    // The reference reads hidden_activation instead.
+    ("hidden_act", Ignored),
+    ("cache_implementation", Ignored),
+    ("sliding_window_size", Ignored),
 ];
 
 const GEMMA2: Table = &[("attn_logit_softcapping", Read)];
@@ -371,8 +371,8 @@ const GEMMA2: Table = &[("attn_logit_softcapping", Read)];
 const GEMMA3: Table = &[
     ("attn_logit_softcapping", Only(&[], "Gemma 3 is run without caps of scores")),
     ("sliding_window_pattern", Read),
-    // Of saved files, which have layer_types, too.
-    ("_sliding_window_pattern", Needless),
+    // Saved files have it beside layer_types.
+    ("_sliding_window_pattern", Ignored),
     ("rope_local_base_freq", Read),
 ];
 
@@ -399,20 +399,20 @@ const MODERNBERT: Table = &[
     ("classifier_pooling", Read),
     ("classifier_activation", Read),
     ("classifier_bias", Read),
-    ("attention_dropout", Needless),
-    ("embedding_dropout", Needless),
-    ("mlp_dropout", Needless),
-    ("decoder_bias", Needless),
-    ("deterministic_flash_attn", Needless),
-    ("initializer_cutoff_factor", Needless),
-    ("layer_norm_eps", Needless),
-    ("position_embedding_type", Needless),
-    ("reference_compile", Needless),
-    ("repad_logits_with_grad", Needless),
-    ("sparse_prediction", Needless),
-    ("sparse_pred_ignore_index", Needless),
-    ("tie_word_embeddings", Needless),
-    ("is_causal", Needless),
+    ("attention_dropout", Ignored),
+    ("embedding_dropout", Ignored),
+    ("mlp_dropout", Ignored),
+    ("decoder_bias", Ignored),
+    ("deterministic_flash_attn", Ignored),
+    ("initializer_cutoff_factor", Ignored),
+    ("layer_norm_eps", Ignored),
+    ("position_embedding_type", Ignored),
+    ("reference_compile", Ignored),
+    ("repad_logits_with_grad", Ignored),
+    ("sparse_prediction", Ignored),
+    ("sparse_pred_ignore_index", Ignored),
+    ("tie_word_embeddings", Ignored),
+    ("is_causal", Ignored),
 ];
 
 const QWEN2: Table = &[
@@ -428,13 +428,13 @@ const VIT: Table = &[
     ("patch_size", Read),
     ("num_channels", Read),
     ("qkv_bias", Read),
-    ("is_decoder", Needless),
-    ("encoder_stride", Needless),
-    ("pooler_output_size", Needless),
-    ("pooler_act", Needless),
+    ("is_decoder", Ignored),
+    ("encoder_stride", Ignored),
+    ("pooler_output_size", Ignored),
+    ("pooler_act", Ignored),
 ];
 
-/// Ends of names of tensors that change nothing: constants that older versions stored.
+/// Endings of the names of tensors that change nothing: constants that older versions stored.
 const NEEDLESS_ENDS: &[&str] = &[
     "embeddings.position_ids",
     "embeddings.mask_token",
@@ -444,12 +444,12 @@ const NEEDLESS_ENDS: &[&str] = &[
     ".attention.masked_bias",
     ".rotary_emb.inv_freq",
     ".attn.embed_positions",
-    // What a model was pretrained with, or what it is asked for only with a head of classes.
+    // The pooler of pretraining, which only class heads use.
     "pooler.dense.weight",
     "pooler.dense.bias",
 ];
 
-/// Beginnings of names of heads that are not needed where the architecture names none, or another.
+/// Beginnings of the names of heads that are left unused where the architecture names no head, or another one.
 const NEEDLESS_STARTS: &[&str] = &[
     "cls.",
     "lm_head.",
@@ -462,7 +462,7 @@ const NEEDLESS_STARTS: &[&str] = &[
     "decoder.weight",
 ];
 
-/// Whether a tensor that is not used is known to change nothing.
+/// Whether an unused tensor is known to change nothing.
 pub(crate) fn needless(tensor: &str) -> bool {
     NEEDLESS_ENDS.iter().any(|end| tensor.ends_with(end))
         || NEEDLESS_STARTS.iter().any(|start| tensor.starts_with(start))
@@ -474,16 +474,16 @@ mod tests {
     use crate::{
         config::{Fields, read},
         family::{Family, table::FAMILIES},
-        fields::Fate,
+        fields::Treatment,
         testing::golden,
     };
     use serde_json::{Value, json};
     use std::{collections::BTreeSet, path::Path};
 
-    /// Read where tensors are.
+    /// Fields that are read together with tensors.
     const ELSEWHERE: [&str; 1] = ["type_vocab_size"];
 
-    /// Configs that lead its reader into every corner.
+    /// Configs that lead a family's reader through all of its branches.
     fn configs(family: &Family) -> Vec<Value> {
         let checkpoint = match family.model_type {
             "xlm-roberta" => "roberta",
@@ -522,11 +522,11 @@ mod tests {
         let mut names = BTreeSet::new();
         for (name, fate) in tables.iter().flat_map(|table| table.iter()) {
             match fate {
-                Fate::Inside(tables) => {
+                Treatment::Inside(tables) => {
                     names.insert(*name);
                     names.extend(known(tables, reads));
                 }
-                Fate::Read => drop(names.insert(*name)),
+                Treatment::Read => drop(names.insert(*name)),
                 _ if reads => {}
                 _ => drop(names.insert(*name)),
             }
@@ -534,7 +534,8 @@ mod tests {
         names
     }
 
-    /// A field that is read stands in the family's tables, and a field of which they say so is read.
+    /// Every field that a reader asks for is in the tables of its family, and every field that they mark as read is
+    /// asked for.
     #[test]
     fn the_tables_are_those_of_the_readers() {
         for family in &FAMILIES {
@@ -543,13 +544,13 @@ mod tests {
             for config in configs(family) {
                 let path = Path::new("config.json");
                 let fields = Fields::new(path, &config).expect("an object");
-                // Most have something wrong, after what matters here was read.
+                // Most configs have an error, but after the fields that matter here were read.
                 let _ = crate::family::read(&fields);
             }
             let asked = read::take();
             let unknown: Vec<_> = asked.difference(&known(tables, false)).copied().collect();
             assert!(unknown.is_empty(), "{}: no table has {unknown:?}", family.model_type);
-            // What all have is read by some.
+            // The table of all families names fields that only some of them read.
             let claimed = known(&tables[1..], true);
             let unread = claimed.difference(&asked).filter(|name| !ELSEWHERE.contains(name));
             let unread: Vec<_> = unread.collect();

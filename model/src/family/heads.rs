@@ -1,4 +1,4 @@
-//! What a `config.json` says of the head on top: a language model's, or one that tells classes apart.
+//! The head that a `config.json` describes: a language head or a class head.
 
 use crate::{
     config::{Fields, short},
@@ -16,7 +16,7 @@ pub(super) fn language(
     Ok(HeadSpec::Language { tied: config.flag("tie_word_embeddings", tied)?, bias })
 }
 
-/// A class head of an encoder: of the first row, with a bias.
+/// The class head of an encoder: it reads the first row, and has a bias.
 pub(super) fn first_row(
     config: &Fields<'_>,
     dense: Option<ClassActivation>,
@@ -37,7 +37,7 @@ pub(super) fn first_row(
     }))
 }
 
-/// A class head of the first row, with a dense layer and a norm before its output (ModernBERT).
+/// ModernBERT's class head: it reads the first row, and has a dense layer and a norm before its output.
 pub(super) fn dense_and_norm(config: &Fields<'_>) -> Result<HeadSpec, ModelError> {
     let unsupported = |field, value: &str, remedy| ModelError::Unsupported {
         path: config.path.to_owned(),
@@ -60,13 +60,13 @@ pub(super) fn dense_and_norm(config: &Fields<'_>) -> Result<HeadSpec, ModelError
     })
 }
 
-/// A class head of a decoder: of the last row that is not padding. `padding` is what the config means
-/// that does not say it.
+/// The class head of a decoder: it reads the last row that is not padding. `padding` is the token where the config has
+/// no such field.
 pub(super) fn last_row(config: &Fields<'_>, padding: Option<u32>) -> Result<HeadSpec, ModelError> {
     let (names, problem) = (names(config)?, problem(config)?);
     let labels = names.len() as u32;
     let padding = match config.number_or_none(&["pad_token_id"])? {
-        // A number that is no token is none of a text.
+        // A number that is not a token id occurs in no text.
         Some(id) => (0.0..=f64::from(u32::MAX)).contains(&id).then_some(id as u32),
         None => padding.filter(|_| !config.names("pad_token_id")),
     };
@@ -98,11 +98,11 @@ fn problem(config: &Fields<'_>) -> Result<Option<Problem>, ModelError> {
     }
 }
 
-/// The names of the classes.
+/// The names of the classes, in the order of their logits.
 fn names(config: &Fields<'_>) -> Result<Vec<String>, ModelError> {
     Ok(match config.inner(&["id2label"])? {
         None => {
-            // transformers leaves out what it would assume: two labels.
+            // transformers leaves out the default, two labels.
             let labels = config.count_or_none(&["num_labels"], MAX_LABELS)?.unwrap_or(2);
             (0..labels).map(|i| format!("LABEL_{i}")).collect()
         }

@@ -1,4 +1,4 @@
-//! What a config says of single layers: which have a window, and which are rotated how.
+//! Which layers of a model have a sliding window, and which rotary positions each has.
 
 use super::config::{MAX_LAYERS, MAX_POSITIONS};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     spec::{LayerKind, ModelSpec, Rotation, SlidingWindow},
 };
 
-/// Which layers have a window: those of `layer_types`, or what the family means without it.
+/// Which layers have a sliding window: those that `layer_types` names, or by default those of the family.
 pub(super) fn sliding(
     config: &Fields<'_>,
     layers: u32,
@@ -30,7 +30,7 @@ pub(super) fn sliding(
     list.iter().map(kind).collect()
 }
 
-/// Which layers are rotated by positions (SmolLM3): the others know nothing of these.
+/// Which layers of SmolLM3 have rotary positions; the others have none.
 pub(super) fn turned(config: &Fields<'_>, layers: u32) -> Result<Vec<bool>, ModelError> {
     let every = config.count_or_none(&["no_rope_layer_interval"], MAX_LAYERS)?.unwrap_or(4);
     let Some((name, value)) = config.get(&["no_rope_layers"]) else {
@@ -46,8 +46,8 @@ pub(super) fn turned(config: &Fields<'_>, layers: u32) -> Result<Vec<bool>, Mode
     })
 }
 
-/// The layers of a model, of which some have a window of so many rows: of those before a row and itself, or, where
-/// it sees later ones too, of each side.
+/// The kinds of a model's layers, of which some have a window of so many rows: a row itself and those before it, or,
+/// where rows see later ones too, so many on each side.
 pub(super) fn list(
     spec: &ModelSpec,
     sliding: &[bool],
@@ -58,7 +58,7 @@ pub(super) fn list(
         true => SlidingWindow { before: rows.saturating_sub(1), after: 0 },
         false => SlidingWindow { before: rows, after: rows },
     });
-    // As wide as any text: no window at all.
+    // A window as wide as any text is no window.
     let window = window.filter(|of| of.before < MAX_POSITIONS);
     let kind = |(layer, slides): (u32, &bool)| LayerKind {
         window: window.filter(|_| *slides),
@@ -71,12 +71,12 @@ pub(super) fn list(
     }
 }
 
-/// The layers of a model that all have a window, if there is one.
+/// The kinds of layers of a model that has a window, if any, in all of them.
 pub(super) fn windowed(spec: &ModelSpec, window: Option<u32>) -> Vec<LayerKind> {
     list(spec, &vec![window.is_some(); spec.layers as usize], window, |_| Rotation::Usual)
 }
 
-/// The layers of a model of which those with a window have positions of their own.
+/// The kinds of layers of a model in which those with a window have rotary positions of their own.
 pub(super) fn local(spec: &ModelSpec, sliding: &[bool], window: Option<u32>) -> Vec<LayerKind> {
     list(spec, sliding, window, |layer| match sliding[layer as usize] {
         true => Rotation::Local,

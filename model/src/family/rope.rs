@@ -1,4 +1,4 @@
-//! Rotary positions of a config: every rule by which `transformers` scales their frequencies.
+//! Reads rotary positions from a config, with every rule by which `transformers` scales their frequencies.
 
 use super::config::{MAX_POSITIONS, MAX_WIDTH};
 use crate::{
@@ -8,23 +8,23 @@ use crate::{
 };
 use std::f64::consts::TAU;
 
-/// What rotary positions are made of, besides what the config says of them.
+/// What a family settles about rotary positions, besides what its configs say.
 #[derive(Clone, Copy)]
-pub(super) struct Turns {
-    /// Rows of a text where the config does not say how many.
+pub(super) struct RotaryFields {
+    /// The longest sequence, in rows, where the config does not give it.
     pub limit: u32,
-    /// The kind of layers whose they are, where kinds have their own.
+    /// The kind of layers that the positions are for, where each kind has its own.
     pub layers: Option<&'static str>,
-    /// The field of the base of frequencies, and what it is where there is none.
+    /// The field that holds the base of the frequencies, and the base where it is absent.
     pub theta: (&'static str, f64),
-    /// Whether the one scaling of an older file is that of every kind of layers, and not only of those that see all.
+    /// Whether the one scaling rule of an older file holds for every kind of layers, and not only for full attention.
     pub scaled_alike: bool,
-    /// Whether the first columns of a head may be rotated alone.
+    /// Whether a config may have only the first columns of a head rotated.
     pub partly: bool,
 }
 
-impl Turns {
-    /// Those of all layers, as Llama has them.
+impl RotaryFields {
+    /// The positions of all layers, as Llama has them.
     pub(super) fn new(limit: u32) -> Self {
         let theta = ("rope_theta", 10_000.0);
         Self { limit, layers: None, theta, scaled_alike: false, partly: false }
@@ -32,14 +32,14 @@ impl Turns {
 }
 
 const KINDS: &str = "default, linear, dynamic, llama3, yarn, longrope, proportional";
-/// Names of layers that parameters may stand under, each kind of layer with its own.
+/// The kinds of layers that may have parameters of their own, by their names in configs.
 const LAYERS: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Rotary positions of a config, for heads of so many columns.
+/// Reads the rotary positions of a config, for heads of `head_width` columns.
 pub(super) fn rotary(
     config: &Fields<'_>,
     mut head_width: u32,
-    turns: Turns,
+    turns: RotaryFields,
 ) -> Result<Positions, ModelError> {
     let limit = turns.limit;
     if head_width % 2 == 1 {
@@ -69,7 +69,7 @@ pub(super) fn rotary(
     }
     let rule = Rule { config, fields: parameters.unwrap_or(*config), theta, head_width, limit };
     let (frequencies, scale) = match kind {
-        // Up to the limit, beyond which no text goes, dynamic frequencies are those of the theory.
+        // Up to the limit, which no text exceeds, dynamic frequencies are unscaled.
         "default" | "dynamic" => (rule.plain(), 1.0),
         "linear" => {
             let factor = rule.fields.positive(&["factor"])?;
@@ -88,7 +88,7 @@ pub(super) fn rotary(
         }),
         _ => None,
     };
-    // No text is long where those of the model's training were as long as any.
+    // No text counts as long where the original context length is the limit.
     let long = long.filter(|long| long.above < limit);
     let inverse_frequencies = rule.finite(frequencies)?;
     let scale = scale as f32;
@@ -99,9 +99,12 @@ pub(super) fn rotary(
     Ok(Positions::Rotary { inverse_frequencies, long, scale, pairs: Pairs::Halves, limit })
 }
 
-/// The object that says how positions are rotated: `rope_parameters` of `transformers` 5, or
-/// `rope_scaling` from before, which counts where a config has both.
-fn parameters<'a>(config: &Fields<'a>, turns: Turns) -> Result<Option<Fields<'a>>, ModelError> {
+/// The object that says how positions are rotated: `rope_parameters` of `transformers` 5, or the older `rope_scaling`,
+/// which counts where a config has both.
+fn parameters<'a>(
+    config: &Fields<'a>,
+    turns: RotaryFields,
+) -> Result<Option<Fields<'a>>, ModelError> {
     let scaling =
         config.inner(&["rope_scaling"])?.filter(|fields| fields.entries().next().is_some());
     let Some(fields) = (match scaling {
@@ -128,8 +131,8 @@ fn parameters<'a>(config: &Fields<'a>, turns: Turns) -> Result<Option<Fields<'a>
     }
 }
 
-/// The parameters of one kind of layers, of a config that has them by kinds. In older files there is but one
-/// scaling: whether it is theirs, if it is that.
+/// The parameters of one kind of layers. Older files have a single `rope_scaling`: `scaling` says whether this is such
+/// a file, and whether its rule holds for these layers.
 fn of_layers<'a>(
     config: &Fields<'_>,
     fields: Fields<'a>,
@@ -148,7 +151,7 @@ fn of_layers<'a>(
     }
 }
 
-/// Columns of a head that are rotated.
+/// The number of a head's columns that are rotated.
 fn rotated(fields: &Fields<'_>, partly: bool, width: u32) -> Result<u32, ModelError> {
     match fields.positive_or_none(&["partial_rotary_factor"])?.filter(|&part| part != 1.0) {
         None => Ok(width),
@@ -171,25 +174,25 @@ fn rotated(fields: &Fields<'_>, partly: bool, width: u32) -> Result<u32, ModelEr
     }
 }
 
-/// What the rules are made of.
+/// The inputs of the scaling rules.
 struct Rule<'a> {
     config: &'a Fields<'a>,
-    /// The parameters of the rule.
+    /// The parameters of the scaling rule.
     fields: Fields<'a>,
     theta: f64,
     head_width: u32,
-    /// Rows that the model is for, scaled.
+    /// The longest sequence that the model is for, scaled, in rows.
     limit: u32,
 }
 
 impl Rule<'_> {
-    /// Frequencies as they are without any scaling.
+    /// The inverse frequencies without any scaling.
     fn plain(&self) -> Vec<f64> {
         let width = f64::from(self.head_width);
         (0..self.head_width / 2).map(|i| self.theta.powf(-f64::from(2 * i) / width)).collect()
     }
 
-    /// Rows that the model was trained with, before it was scaled.
+    /// The longest sequence of the model's training, in rows, before positions were scaled.
     fn original(&self) -> Result<f64, ModelError> {
         let name = &["original_max_position_embeddings"];
         if let Some(rows) = self.config.count_or_none(name, MAX_POSITIONS)? {
@@ -198,7 +201,7 @@ impl Rule<'_> {
         Ok(f64::from(self.fields.count_or_none(name, MAX_POSITIONS)?.unwrap_or(self.limit)))
     }
 
-    /// By what texts are longer than those that the model was trained with.
+    /// How many times longer sequences may be than those of the model's training.
     fn factor(&self) -> Result<f64, ModelError> {
         match self.fields.positive_or_none(&["factor"])? {
             Some(factor) => Ok(factor),
@@ -206,7 +209,7 @@ impl Rule<'_> {
         }
     }
 
-    /// Some of the pairs stand still, and the others are as they would be of the whole head.
+    /// The rule "proportional": some pairs are not rotated, and the others have the frequencies of the whole head.
     fn proportional(&self) -> Result<Vec<f64>, ModelError> {
         let name = &["partial_rotary_factor"];
         let part = match self.fields.positive_or_none(name)? {
@@ -222,7 +225,8 @@ impl Rule<'_> {
         Ok(self.plain().into_iter().enumerate().map(scaled).collect())
     }
 
-    /// Slow pairs are made slower by the factor, fast ones stay, and between the two it is mixed.
+    /// The rule "llama3": low frequencies are divided by the factor, high ones stay, and those between are
+    /// interpolated.
     fn llama3(&self) -> Result<Vec<f64>, ModelError> {
         let factor = self.fields.positive(&["factor"])?;
         let low = self.fields.positive(&["low_freq_factor"])?;
@@ -233,7 +237,7 @@ impl Rule<'_> {
         }
         let original = self.original()?;
         let scale = |f: f64| {
-            // Turns within the original context decide: many stay, few are slowed down.
+            // The number of full turns within the original context decides: many stay, few are slowed down.
             let turns = original * f / TAU;
             let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
             (1.0 - keep) * f / factor + keep * f
@@ -241,7 +245,8 @@ impl Rule<'_> {
         Ok(self.plain().into_iter().map(scale).collect())
     }
 
-    /// As llama3, but mixed over the numbers of the pairs; and what cosines and sines are multiplied by.
+    /// The rule "yarn": like llama3, but interpolated over the index of the pairs. Also returns the scale of cosines
+    /// and sines.
     fn yarn(&self) -> Result<(Vec<f64>, f64), ModelError> {
         let fields = &self.fields;
         let (original, factor, width) =
@@ -277,7 +282,7 @@ impl Rule<'_> {
         Ok((frequencies, scale))
     }
 
-    /// Each pair has a factor of its own.
+    /// The rule "longrope": each pair is divided by a factor of its own.
     fn stretched(&self, name: &'static str) -> Result<Vec<f64>, ModelError> {
         let pairs = self.head_width / 2;
         let Some((_, value)) = self.fields.get(&[name]) else {
@@ -293,7 +298,7 @@ impl Rule<'_> {
         Ok(self.plain().into_iter().zip(factors).map(|(f, factor)| f / factor).collect())
     }
 
-    /// What longrope multiplies cosines and sines by.
+    /// The scale of cosines and sines under the rule "longrope".
     fn long_scale(&self) -> Result<f64, ModelError> {
         if let Some(given) = self.fields.number_or_none(&["attention_factor"])? {
             return Ok(given);
@@ -317,14 +322,14 @@ impl Rule<'_> {
     }
 }
 
-/// GPT-J turns `rotary_dim` columns of each head, without any scaling.
+/// Rotary positions of GPT-J: `rotary_dim` columns of each head are rotated, in neighbouring pairs and without scaling.
 pub(super) fn neighbours(
     config: &Fields<'_>,
     head_width: u32,
     hidden: u32,
     limit: u32,
 ) -> Result<Positions, ModelError> {
-    // The reference makes angles for whole rows where the field is null, which fit no head.
+    // Where the field is null the reference computes angles for whole rows, which fit no head.
     let rotated = match config.entries().find(|(name, _)| *name == "rotary_dim") {
         None => 64,
         Some(_) => config.count_or_none(&["rotary_dim"], MAX_WIDTH)?.unwrap_or(hidden),

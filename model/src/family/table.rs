@@ -1,4 +1,4 @@
-//! The table of families. One that is like another says where it differs.
+//! The table of families. A family that resembles another lists only the differences.
 
 use super::{Family, Names, Top, config};
 use crate::matrix::Storage;
@@ -9,7 +9,7 @@ const NONE: Names = Names {
     class_row: "",
     position: "",
     token_type: "",
-    distances: "",
+    relative_bias: "",
     embedding_norm: "",
     query: "",
     key: "",
@@ -185,7 +185,7 @@ pub(super) static FAMILIES: [Family; 18] = [
         prefixes: &["", "mpnet."],
         names: Names {
             token_type: "",
-            distances: "encoder.relative_attention_bias",
+            relative_bias: "encoder.relative_attention_bias",
             query: "encoder.layer.{}.attention.attn.q",
             key: "encoder.layer.{}.attention.attn.k",
             value: "encoder.layer.{}.attention.attn.v",

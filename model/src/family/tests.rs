@@ -11,7 +11,7 @@ fn read_spec(config: &Value) -> Result<ModelSpec, ModelError> {
     read_family(&Fields::new(Path::new("config.json"), config)?).map(|described| described.spec)
 }
 
-/// `base` with `changes` laid over it.
+/// The config `base`, with the fields of `changes` replaced or added.
 fn over(base: Value, changes: Value) -> Value {
     let (Value::Object(mut base), Value::Object(changes)) = (base, changes) else {
         panic!("two objects")
@@ -61,7 +61,7 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(coarse.norm_epsilon, 1.0);
 
     let gpt2 = read_spec(&small_gpt2(json!({ "n_inner": null }))).expect("a spec");
-    assert_eq!((gpt2.inner, gpt2.norm_epsilon, gpt2.position_limit()), (48, 1e-5, 1024));
+    assert_eq!((gpt2.intermediate, gpt2.norm_epsilon, gpt2.position_limit()), (48, 1e-5, 1024));
     assert!(gpt2.causal && !gpt2.embedding_norm && gpt2.norm_place == NormPlace::Pre);
     let config = small_gpt2(json!({ "architectures": ["GPT2LMHeadModel"] }));
     let head = read_spec(&config).expect("a spec").head;
@@ -79,7 +79,7 @@ fn defaults_are_those_of_transformers() {
         "dim": 12, "n_heads": 3, "n_layers": 1, "hidden_dim": 7, "vocab_size": 30
     }))
     .expect("the architecture tells the family");
-    assert_eq!((distilbert.family.as_str(), distilbert.inner), ("distilbert", 7));
+    assert_eq!((distilbert.family.as_str(), distilbert.intermediate), ("distilbert", 7));
     let HeadSpec::Classes(head) = distilbert.head else { panic!("classes") };
     assert_eq!((head.labels, head.dense), (2, Some(ClassActivation::Relu)));
     assert_eq!(head.names, ["LABEL_0", "LABEL_1"]);
@@ -195,7 +195,7 @@ fn every_rule_of_rotary_positions_is_carried_out() {
     close(&rotary(both).0, &plain.map(|f| f / 4.0));
 }
 
-/// Equal but for rounding.
+/// Asserts that frequencies are equal but for rounding.
 fn close(have: &[f32], want: &[f32]) {
     assert_eq!(have.len(), want.len());
     for (have, want) in have.iter().zip(want) {
@@ -217,7 +217,7 @@ fn layers_have_the_windows_that_configs_name() {
     assert_eq!(sees(mistral(json!({}))), [(Some(4095), Some(0)); 2]);
     assert_eq!(sees(mistral(json!({ "sliding_window": null }))), [whole; 2]);
     assert_eq!(sees(mistral(json!({ "sliding_window": 6 }))), [(Some(5), Some(0)); 2]);
-    // Of each side, and as the reference counts, one more.
+    // On each side, and one row more, as the reference counts.
     let both = json!({ "sliding_window": 6, "is_causal": false });
     assert_eq!(sees(mistral(both)), [(Some(6), Some(6)); 2]);
 

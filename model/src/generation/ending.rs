@@ -1,26 +1,26 @@
-//! Strings that end a text as it is made.
+//! Stop strings: where they end a text as it is generated.
 
-/// Text as it is made, held back where it may be the beginning of a string that ends it.
+/// A text as it is generated. Its end is held back while it may be the beginning of a stop string.
 #[derive(Debug, Default)]
 pub struct Ending {
     stop: Vec<String>,
     text: String,
-    /// Bytes of it that were told.
+    /// How many bytes of the text were handed out.
     told: usize,
     stopped: bool,
 }
 
 impl Ending {
-    /// A text that ends before any of these; empty ones end nothing.
+    /// A text that ends before the first of these stop strings. Empty ones are ignored.
     pub fn new(stop: Vec<String>) -> Self {
         let stop = stop.into_iter().filter(|stop| !stop.is_empty()).collect();
         Self { stop, ..Self::default() }
     }
 
-    /// Adds a piece. Gives what is sure now.
+    /// Adds generated text, and returns what can be handed out now.
     pub fn add(&mut self, piece: &str) -> &str {
         self.text.push_str(piece);
-        // No end begins in what was told.
+        // No stop string begins in what was handed out.
         let new = &self.text[self.told..];
         let found = self.stop.iter().filter_map(|stop| new.find(stop.as_str())).min();
         if let Some(end) = found {
@@ -31,7 +31,7 @@ impl Ending {
         self.tell(self.text.len() - held)
     }
 
-    /// What was held back, when nothing more comes.
+    /// Returns what was held back, once nothing more comes.
     pub fn rest(&mut self) -> &str {
         self.tell(self.text.len())
     }
@@ -42,17 +42,17 @@ impl Ending {
         &self.text[from..end]
     }
 
-    /// Whether a string has ended it.
+    /// Whether a stop string has ended the text.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
-    /// All of it.
+    /// The whole text so far, with what is held back.
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
-/// Bytes at the end of a text with which one of these may begin.
+/// How many bytes at the end of a text may be the beginning of a stop string.
 fn begun(text: &str, stop: &[String]) -> usize {
     let begins = |stop: &String| {
         let starts = stop.char_indices().map(|(at, _)| at).skip(1);

@@ -1,10 +1,10 @@
-//! The config of a model whose weights are in a GGUF file, as its checkpoint would have it.
+//! The `config.json` of a model in a GGUF file, as its checkpoint would have it.
 
 use super::{DIVISORS, Gguf, Value};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 
-/// What is read, and the family that it is.
+/// The architectures that are read, each with the family and the class that it has in checkpoints.
 const ARCHITECTURES: [(&str, &str, &str); 7] = [
     ("gemma2", "gemma2", "Gemma2ForCausalLM"),
     ("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
@@ -15,13 +15,13 @@ const ARCHITECTURES: [(&str, &str, &str); 7] = [
     ("smollm3", "smollm3", "SmolLM3ForCausalLM"),
 ];
 
-/// Those whose scores, logits and windows are as Gemma's; and from how many layers on scores are scaled by what
-/// a head's share of a row is, and not by its width.
+/// The Gemma architectures. From so many layers on, scores are scaled by the hidden width divided by the number of
+/// heads, and not by the width of a head.
 const GEMMAS: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
-/// Positions that are stretched by two tensors, those of short texts and those of long ones.
+/// The two tensors with divisors of rotary frequencies, for short texts and for long ones.
 pub(crate) const STRETCHES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-/// Fields of an architecture that change what a model gives, and are not carried out.
+/// Fields of an architecture that change what a model computes, and are not supported.
 const CHANGING: [&str; 14] = [
     "attention.causal",
     "attention.clamp_kqv",
@@ -38,7 +38,7 @@ const CHANGING: [&str; 14] = [
     "rope.scaling.yarn_ext_factor",
     "use_parallel_residual",
 ];
-/// Those that are carried out, or change nothing.
+/// Fields of an architecture that are read, or change nothing.
 const KNOWN: [&str; 24] = [
     "attention.head_count",
     "attention.head_count_kv",
@@ -66,31 +66,31 @@ const KNOWN: [&str; 24] = [
     "vocab_size",
 ];
 
-/// Architectures whose rows of queries and keys stand in pairs.
+/// Architectures whose files store the rows of queries and keys in pairs.
 const PAIRED: [&str; 2] = ["llama", "smollm3"];
-/// More than any model has.
+/// The most layers that a pattern of windows is expanded to.
 const MAX_LAYERS: u64 = 4096;
 
 impl Gguf {
-    /// What it calls its kind of model.
+    /// The architecture that the file names.
     pub(crate) fn architecture(&self) -> Option<&str> {
         self.text("general.architecture")
     }
 
-    /// Whether a field is there, and asks for something: neither none nor no.
+    /// Whether a field is there and asks for something: it is neither zero nor off.
     fn asks(&self, field: &str) -> bool {
         match self.fields.get(field) {
             None | Some(Value::Whole(0)) => false,
-            // Causal models are read.
+            // Only causal models are read, so that this asks for nothing.
             Some(Value::Flag(flag)) => *flag != field.ends_with(".causal"),
-            // Factors of 1 change nothing; what scores are multiplied by is another number.
+            // A factor of 1 changes nothing, except for attention.scale, whose neutral value is another one.
             Some(Value::Float(1.0)) => field.ends_with("attention.scale"),
             Some(Value::Float(number)) => *number != 0.0,
             Some(_) => true,
         }
     }
 
-    /// The fields of its architecture that nobody knows here.
+    /// The fields of the file's architecture that are not known here.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let begins = format!("{}.", self.text("general.architecture").unwrap_or_default());
         let known = |name: &str| {
@@ -100,10 +100,10 @@ impl Gguf {
         self.fields.keys().filter(|name| !known(name)).cloned().collect()
     }
 
-    /// Its `config.json`.
+    /// The model's `config.json`.
     ///
     /// # Errors
-    /// In words: what the file lacks, or says that is not done here.
+    /// A sentence about what the file lacks, or what it asks for that is not supported.
     pub(crate) fn config(&self) -> Result<Json, String> {
         let name = self.text("general.architecture").ok_or("it has no general.architecture")?;
         let known = ARCHITECTURES.iter().find(|(architecture, ..)| *architecture == name);
@@ -146,7 +146,7 @@ impl Gguf {
             }
         };
         let vocabulary = self.rows("token_embd.weight").ok_or("it has no token_embd.weight")?;
-        // In order: the text is a part of what tells models apart, on each device.
+        // Keys are sorted: the text is a part of the fingerprint, on every device.
         let mut config = BTreeMap::new();
         let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
         put("architectures", json!([class]));
@@ -215,7 +215,7 @@ impl Gguf {
         Ok(Json::Object(Map::from_iter(config)))
     }
 
-    /// How positions are stretched.
+    /// The scaling rule of rotary positions, as `rope_scaling` has it.
     fn scaling(&self, field: &impl Fn(&str) -> String) -> Result<Option<Json>, String> {
         let factor = || {
             let name = field("rope.scaling.factor");
@@ -223,7 +223,7 @@ impl Gguf {
         };
         let name = field("rope.scaling.attn_factor");
         let scale = self.number(&name);
-        // Each pair of columns has a divisor of its own: for short texts and for long ones, or for all.
+        // Each pair of columns has its own divisor: one for short texts and one for long ones, or one for all texts.
         let divisors = |name: &str| self.divisors.get(name);
         let both = divisors(STRETCHES[0]).zip(divisors(STRETCHES[1]));
         let one = divisors(DIVISORS).map(|all| (all, all));
@@ -266,13 +266,13 @@ impl Gguf {
         }
     }
 
-    /// Rows of a tensor, if it is there.
+    /// The number of rows of a tensor, if the file has it.
     pub(crate) fn rows(&self, name: &str) -> Option<u64> {
         self.rows.get(name).copied()
     }
 
-    /// Heads whose rows of queries and keys stand in pairs, as that architecture has them: of the first tensor,
-    /// and of the second.
+    /// The query heads and key-value heads of a model whose files store the rows of queries and keys in pairs; `None`
+    /// for other architectures.
     pub(crate) fn paired_heads(&self) -> Option<(u64, u64)> {
         let name = self.text("general.architecture").filter(|name| PAIRED.contains(name))?;
         let heads = self.whole(&format!("{name}.attention.head_count"))?;
@@ -280,7 +280,8 @@ impl Gguf {
     }
 }
 
-/// The kinds of so many layers: every so many-th sees all, or each as a list says whether it has a window.
+/// The kind of each layer. The pattern is a number, where every so many-th layer has full attention, or a list of which
+/// layers have a window.
 fn layer_types(pattern: &Value, layers: u64) -> Option<Vec<&'static str>> {
     let kind = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
     match pattern {

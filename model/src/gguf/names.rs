@@ -1,6 +1,6 @@
-//! What tensors of GGUF files are called in the checkpoints that they were made of, by their architecture.
+//! The names that the tensors of GGUF files have in checkpoints, by architecture.
 
-/// Of every architecture that is read: most are named like Llama's.
+/// The tensors outside layers, the same for every architecture that is read: most are named like Llama's.
 const WHOLE: [(&str, &str); 3] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
@@ -20,7 +20,7 @@ const IN_LAYER: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Where architectures differ from that.
+/// The names in layers in which architectures differ from Llama's.
 const OTHERWISE: [(&str, &[(&str, &str)]); 3] = [
     ("gemma2", GEMMA),
     ("gemma3", GEMMA),
@@ -32,7 +32,7 @@ const GEMMA: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// The name of a tensor there; its own where it has none.
+/// The name of a tensor in the checkpoint; unchanged where it is not known.
 pub(crate) fn renamed(architecture: &str, name: &str) -> String {
     if let Some((_, there)) = WHOLE.iter().find(|(here, _)| *here == name) {
         return (*there).to_owned();

@@ -31,11 +31,11 @@ fn values_are_those_of_the_reference_to_the_bit() {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert!(bits(&out) == bits(&want), "{}", tensor.name);
     }
-    // Those in blocks, and two of the others.
+    // All formats in blocks, and two others.
     assert_eq!(kinds.len(), 13);
 }
 
-/// A file of these fields and tensors, in the words of the format.
+/// A file with these fields and tensors, as the format has them.
 fn written(fields: &[(&str, Value)], tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
     fn text(out: &mut Vec<u8>, text: &str) {
         out.extend((text.len() as u64).to_le_bytes());
@@ -125,25 +125,25 @@ fn damaged_heads_are_named() {
     refused(&written(&[], &[("t", &[32], 2, 0), ("t", &[32], 2, 32)], 64), "twice");
     refused(&written(&[], &[("t", &[64], 2, 0), ("u", &[32], 2, 32)], 64), "over one another");
     refused(&written(&[], &[("t", &[32], 2, 8)], 64), "odd place");
-    // The places of both are beyond all numbers.
+    // The end of each would overflow.
     let far = u64::MAX - 31;
     refused(&written(&[], &[("t", &[32], 2, far), ("u", &[32], 2, far)], 64), "cut short");
     refused(&written(&[], &[("t", &[32], 2, far)], 64), "cut short");
     refused(&written(&[("general.alignment", Value::Whole(3))], &[], 64), "alignment");
     refused(&written(&[("a", Value::Flag(true)), ("a", Value::Flag(true))], &[], 0), "twice");
-    // Unknown types are refused where they are needed.
+    // An unknown type is refused when its tensor is needed.
     assert_eq!(
         read(&written(&[], &[("t", &[256], 10, 0)], 0)).expect("a head").tensors[0].kind.name(),
         "Q2_K"
     );
 }
 
-/// A small model in f32 whose rows of queries stand in pairs.
+/// A small model in f32, with rows of queries in pairs.
 pub(super) fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, String> {
     model_in(change, |_| 0)
 }
 
-/// The same with tensors of these types.
+/// The same model, with the types of tensors that `kind` gives.
 fn model_in(
     change: impl Fn(&mut Vec<(&'static str, Value)>),
     kind: impl Fn(&str) -> u32,
@@ -220,7 +220,7 @@ fn rows_of_queries_are_put_in_order() {
     let (mut out, mut scratch) = (vec![0.0; 2 * 32], Vec::new());
     source.read_f32(0..2, 0..32, &mut out, 32, 0, &mut scratch).expect("it is there");
     let first = 32.0 * 4.0 + 32.0;
-    // Of a head of 16 rows row 2i stands for i, and row 2i + 1 for 8 + i.
+    // In a head of 16 rows, row 2i of the file is row i, and row 2i + 1 is row 8 + i.
     let want = (0..32u32).map(|row| {
         let (head, within) = (row / 16, row % 16);
         first + 32.0 * (head * 16 + within % 8 * 2 + within / 8) as f32
@@ -248,7 +248,7 @@ fn each_matrix_has_the_format_of_its_tensor() {
     let mixed = Formats::all(four).with_vectors(WeightFormat::F32);
     let mixed = mixed.with(Matrix::Value(0), eight).with(Matrix::Query(0), eight);
     assert_eq!((model.formats(), model.format()), (&mixed, four));
-    // Rows of queries are put in order, whether they are widened or not.
+    // Rows of queries are reordered, whether they are widened or read as blocks.
     let source = model.matrix(Matrix::Query(0)).expect("queries");
     assert_eq!(source.format(), eight);
     let (mut wide, mut raw) = (vec![0.0; 32 * 32], Vec::new());
@@ -263,7 +263,7 @@ fn each_matrix_has_the_format_of_its_tensor() {
     }
 }
 
-/// Programs whose JSON keeps its order, and those whose JSON sorts it, take it for the same model.
+/// Builds that keep the order of JSON keys and builds that sort them compute the same fingerprint.
 #[test]
 fn the_config_is_in_order() {
     fn ordered(json: &serde_json::Value) -> bool {
@@ -308,7 +308,7 @@ fn what_is_not_done_is_named() {
     refused("llama.attention.head_count_kv", Some(kv), "other numbers of heads");
 }
 
-/// Against the vocabularies and expected tokens of llama.cpp: `models/ggml-vocab-*` of the source package of
+/// Compares with the vocabularies and expected tokens of llama.cpp: `models/ggml-vocab-*` of the source package of
 /// llama-cpp-python, in the directory that `VOCABULARIES` names.
 #[cfg(feature = "tokenizer")]
 #[test]
@@ -364,8 +364,8 @@ fn tokens_are_those_of_llama_cpp() {
     assert!(seen.iter().all(|(_, wrong)| *wrong == 0), "{seen:?}");
 }
 
-/// The golden checkpoint of a family as the file that it would be: fields of `architecture`, tensors by their names
-/// in it, and the weights of norms whole.
+/// The golden checkpoint of a family, converted to a GGUF file: fields of `architecture`, tensors by their names there,
+/// and the weights of norms whole.
 fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (ModelDir, ModelDir) {
     let there = ModelDir::open(&golden(name)).expect("a checkpoint");
     let bytes = std::fs::read(golden(name).join("model.safetensors")).expect("its weights");
@@ -420,7 +420,7 @@ fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (M
         ("block_count", number(spec.layers)),
         ("context_length", number(spec.position_limit())),
         ("embedding_length", number(spec.hidden)),
-        ("feed_forward_length", number(spec.inner)),
+        ("feed_forward_length", number(spec.intermediate)),
         ("attention.head_count", number(spec.heads)),
         ("attention.head_count_kv", number(spec.kv_heads)),
         ("attention.key_length", number(spec.head_width)),
@@ -440,7 +440,7 @@ fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (M
     let path = folder.path().join("m.gguf");
     std::fs::write(&path, bytes).expect("a file");
     let model = ModelDir::open(&path).expect("a model");
-    // Its parts are open, and its view has a folder of its own.
+    // The model keeps its files open, and its view is in a directory of its own.
     drop(folder);
     (there, model)
 }
@@ -484,10 +484,10 @@ fn files_of_all_families_are_read_as_the_checkpoints_that_they_were_made_of() {
         let fields = fields.into_iter().map(|(f, value)| (format!("{architecture}.{f}"), value));
         let (there, here) = converted(name, architecture, fields.collect());
         let mut want = there.spec().clone();
-        // Files have the weights themselves, and scale scores by a head's width.
+        // GGUF files store the weights of norms whole, and scale scores by the width of heads.
         want.norms_from_one = false;
         want.scores.over_root = here.spec().scores.over_root;
-        // What divides frequencies is of 32 bits there.
+        // Divisors of frequencies have 32 bits there.
         let frequencies = |spec: &crate::ModelSpec| match &spec.positions {
             crate::Positions::Rotary { inverse_frequencies, long, .. } => {
                 let long = long.iter().flat_map(|long| &long.inverse_frequencies);

@@ -1,25 +1,25 @@
-//! The tokenizer of a GGUF file, as the files that a checkpoint would have.
+//! The tokenizer of a GGUF file, in the form of the files that a checkpoint would have.
 
 use super::{Gguf, Value};
 use serde_json::{Map, Value as Json, json};
 use std::{borrow::Cow, collections::HashMap};
 
-/// How text is cut before it becomes tokens, by the name in `tokenizer.ggml.pre`.
+/// How a text is split before its parts become tokens: the pre-tokenizer that `tokenizer.ggml.pre` names.
 #[derive(Clone, Default)]
-pub(super) struct Cut {
+pub(super) struct PreTokenizer {
     names: &'static [&'static str],
-    /// Nothing: the cut of GPT-2.
+    /// The regular expression that splits the text; `None` for that of GPT-2.
     pub(super) pattern: Option<Cow<'static, str>>,
-    /// Digits one by one, before.
+    /// Whether digits are split one by one before that.
     pub(super) digits: bool,
-    /// A word that is a token is never cut.
+    /// Whether a part of a text that is a token stays whole, whatever the merges say.
     pub(super) whole_words: bool,
-    /// Unicode normal form C, before.
+    /// Whether the text is first brought to Unicode normal form C.
     pub(super) composed: bool,
 }
 
-impl Cut {
-    /// The first of the names of a cut.
+impl PreTokenizer {
+    /// The first name of the known pre-tokenizer that splits like `cut`.
     pub(super) fn name_of(cut: &Self) -> Option<&'static str> {
         let key = |cut: &Self| (cut.pattern.clone(), cut.digits, cut.whole_words, cut.composed);
         let found = CUTS.iter().find(|known| key(known) == key(cut))?;
@@ -27,17 +27,17 @@ impl Cut {
     }
 }
 
-const PLAIN: Cut =
-    Cut { names: &[], pattern: None, digits: false, whole_words: false, composed: false };
+const PLAIN: PreTokenizer =
+    PreTokenizer { names: &[], pattern: None, digits: false, whole_words: false, composed: false };
 
-const CUTS: [Cut; 5] = [
-    Cut { names: &["gpt-2", "gpt2", "mpt", "olmo", "jais"], ..PLAIN },
-    Cut {
+const CUTS: [PreTokenizer; 5] = [
+    PreTokenizer { names: &["gpt-2", "gpt2", "mpt", "olmo", "jais"], ..PLAIN },
+    PreTokenizer {
         names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"],
         digits: true,
         ..PLAIN
     },
-    Cut {
+    PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3", "smaug-bpe"],
         pattern: Some(Cow::Borrowed(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -45,7 +45,7 @@ const CUTS: [Cut; 5] = [
         whole_words: true,
         ..PLAIN
     },
-    Cut {
+    PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen"],
         pattern: Some(Cow::Borrowed(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -53,7 +53,7 @@ const CUTS: [Cut; 5] = [
         composed: true,
         ..PLAIN
     },
-    Cut {
+    PreTokenizer {
         names: &["tekken"],
         pattern: Some(Cow::Borrowed(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -63,14 +63,14 @@ const CUTS: [Cut; 5] = [
     },
 ];
 
-/// Types of tokens.
+/// The types of tokens, by their numbers in files.
 const UNKNOWN: i128 = 2;
 const CONTROL: i128 = 3;
 const USER_DEFINED: i128 = 4;
 
-/// A token of SentencePiece is no longer.
+/// The longest token of SentencePiece that is accepted, in bytes.
 const MAX_PIECE_BYTES: usize = 256;
-/// What stands for a space in SentencePiece.
+/// The character that stands for a space in SentencePiece.
 const SPACE: &str = "\u{2581}";
 
 impl Gguf {
@@ -87,7 +87,7 @@ impl Gguf {
         }
     }
 
-    /// Whether a token stands before each text: as the file says, else as its kind has it.
+    /// Whether a token begins each text: as the file says, or else as is usual for its kind of tokenizer.
     pub(crate) fn begins(&self) -> bool {
         let of_model = self.text("tokenizer.ggml.model") == Some("llama");
         let of_cut = matches!(
@@ -97,15 +97,15 @@ impl Gguf {
         self.flag("tokenizer.ggml.add_bos_token").unwrap_or(of_model || of_cut)
     }
 
-    /// Whether it has a tokenizer. Those that say that they have none are given token ids.
+    /// Whether the file has a tokenizer. A model whose file says that it has none takes token ids instead of text.
     pub(crate) fn has_tokenizer(&self) -> bool {
         self.text("tokenizer.ggml.model") != Some("none")
     }
 
-    /// Its `tokenizer.json`.
+    /// The model's `tokenizer.json`.
     ///
     /// # Errors
-    /// In words: what the file lacks, or has that is not known.
+    /// A sentence about what the file lacks, or what it has that is not supported.
     pub(crate) fn tokenizer(&self) -> Result<Json, String> {
         let tokens = self.tokens()?;
         for field in ["tokenizer.ggml.add_eos_token", "tokenizer.ggml.remove_extra_whitespaces"] {
@@ -118,7 +118,7 @@ impl Gguf {
         }
         let mut vocabulary = Map::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
-            // Padding of a vocabulary may be called alike.
+            // Unused tokens that pad a vocabulary may all have the same text.
             vocabulary.entry((*token).to_owned()).or_insert_with(|| json!(id));
         }
         let kinds = self.list("tokenizer.ggml.token_type").unwrap_or_default();
@@ -159,7 +159,7 @@ impl Gguf {
         Ok(whole)
     }
 
-    /// BPE over bytes.
+    /// The `tokenizer.json` of byte-level BPE.
     fn byte_level(&self, vocabulary: Map<String, Json>) -> Result<Json, String> {
         let pre = self.text("tokenizer.ggml.pre").unwrap_or("default");
         let cut = CUTS.iter().find(|cut| cut.names.contains(&pre)).ok_or_else(|| {
@@ -199,7 +199,8 @@ impl Gguf {
         }))
     }
 
-    /// SentencePiece: BPE whose merges follow from scores, and bytes for what is in no token.
+    /// The `tokenizer.json` of SentencePiece: BPE whose merges follow from the scores of tokens, with bytes for what is
+    /// in no token.
     fn sentence_piece(
         &self,
         tokens: &[&str],
@@ -210,7 +211,7 @@ impl Gguf {
             Some(Value::Float(score)) => *score,
             _ => 0.0,
         };
-        // What is tried grows with the square of it; real ones have some ten bytes.
+        // The merges that are tried grow with the square of a token's length; real tokens have some ten bytes.
         if let Some(token) = tokens.iter().find(|token| token.len() > MAX_PIECE_BYTES) {
             return Err(format!("a token has {} bytes: at most {MAX_PIECE_BYTES}", token.len()));
         }
@@ -245,7 +246,7 @@ impl Gguf {
         }))
     }
 
-    /// Its `tokenizer_config.json`.
+    /// The model's `tokenizer_config.json`.
     pub(crate) fn tokenizer_config(&self) -> Json {
         let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
         for (key, field) in [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown")] {
@@ -259,7 +260,7 @@ impl Gguf {
         config
     }
 
-    /// Its `generation_config.json`: which tokens end a text.
+    /// The model's `generation_config.json`, which lists the tokens that end a text.
     pub(crate) fn generation_config(&self) -> Json {
         let ends = ["eos", "eot", "eom"].iter().filter_map(|field| self.token(field));
         let mut ends: Vec<u64> = ends.map(|(id, _)| id).collect();
@@ -271,8 +272,8 @@ impl Gguf {
     }
 }
 
-/// The merges of SentencePiece, by the ids of what is merged: of every two tokens that make a third, in the order of the
-/// thirds' scores.
+/// The merges of SentencePiece, as pairs of token ids: every two tokens that together are a third, the one with the
+/// highest score first.
 pub(super) fn merges_of(tokens: &[&str], score: impl Fn(usize) -> f64) -> Vec<(usize, usize)> {
     let ids: HashMap<&str, usize> = tokens.iter().copied().zip(0..).collect();
     let mut merges: Vec<(f64, usize, usize)> = Vec::new();
@@ -285,12 +286,12 @@ pub(super) fn merges_of(tokens: &[&str], score: impl Fn(usize) -> f64) -> Vec<(u
         cuts.sort_unstable();
         merges.extend(cuts.into_iter().map(|(left, right)| (score(id), left, right)));
     }
-    // Stable: of merges into the same token the first stays first.
+    // The sort is stable: among merges into the same token, the first stays first.
     merges.sort_by(|one, other| other.0.total_cmp(&one.0));
     merges.into_iter().map(|(_, left, right)| (left, right)).collect()
 }
 
-/// A text of a list.
+/// The text of a list's value, or an error that says what kind of value it is.
 fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
     match value {
         Value::Text(text) => Ok(text),
@@ -298,7 +299,7 @@ fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
     }
 }
 
-/// A token before each text.
+/// A post-processor that puts a token before each text.
 fn first(id: u64, text: &str) -> Json {
     let special = json!({"SpecialToken": {"id": text, "type_id": 0}});
     let sequence = |name: &str, type_id: u32| json!({"Sequence": {"id": name, "type_id": type_id}});

@@ -1,4 +1,4 @@
-//! The small files that a checkpoint would have beside its weights, made of a GGUF file.
+//! The small files that a checkpoint has beside its weights, written for a GGUF file.
 
 use super::Gguf;
 use crate::error::ModelError;
@@ -6,17 +6,18 @@ use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A directory of its own with those files, which goes when this does.
-pub(crate) struct View {
+/// A temporary directory with the config and tokenizer of a GGUF file, removed when this is
+/// dropped.
+pub(crate) struct CheckpointView {
     directory: TempDir,
     file: PathBuf,
 }
 
-impl View {
-    /// Writes them.
+impl CheckpointView {
+    /// Writes the files.
     ///
     /// # Errors
-    /// When the file says what is not done here, or the disk is full.
+    /// When the GGUF file asks for something that is not supported, or the disk is full.
     pub(crate) fn write(gguf: &Gguf, path: &Path) -> Result<Self, ModelError> {
         let io = |source| ModelError::Io { path: std::env::temp_dir(), source };
         let directory = tempfile::Builder::new().prefix("galaxy-gguf-").tempdir().map_err(io)?;
@@ -34,12 +35,12 @@ impl View {
         Ok(Self { directory, file: path.to_owned() })
     }
 
-    /// Where they are.
+    /// The directory with the files.
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The GGUF file.
+    /// The GGUF file that they were written for.
     pub(crate) fn file(&self) -> &Path {
         &self.file
     }

@@ -1,6 +1,7 @@
-//! A model as a GGUF file, with its matrices rounded: what `galaxy quantise` writes, and llama.cpp reads.
+//! Writes a model as a GGUF file, with its matrices rounded: `galaxy quantise` does it, and llama.cpp can read the
+//! file.
 //!
-//! The other way of what is read: names, fields and the order of rows are those of the file's architecture. What was
+//! The inverse of reading one: names, fields and the order of rows are those of the file's architecture. What was
 //! written is read again before it takes its place, and must be the same model.
 
 mod fields;
@@ -10,7 +11,7 @@ use crate::{
     Matrix, ModelDir, Positions, Table, Vector,
     blocks::{self, encode},
     error::ModelError,
-    quantise::{Rounded, Squares},
+    quantise::{Rounded, SquaredErrors},
 };
 use fields::{Architecture, Field};
 use galaxy_common::{
@@ -23,21 +24,21 @@ use std::{
     path::Path,
 };
 
-/// Where tensors begin: multiples of it, as files have it that say nothing else.
+/// Tensors begin at multiples of this, which is what readers assume where a file gives no alignment.
 const ALIGNMENT: u64 = super::ALIGNMENT;
-/// Rows that are written together, where it does not matter.
+/// How many rows are written together, where heads do not decide it.
 const TOGETHER: u32 = 64;
 
 /// Where the values of a tensor come from.
 #[derive(Clone)]
 enum Source {
-    /// The rows of a matrix, in the order of the file where that is another: heads.
+    /// The rows of a matrix. The number is the heads whose rows the file stores in pairs, if it does.
     Matrix(Matrix, Option<u32>),
-    /// The table of words, rounded like a language head.
+    /// The token embedding table, rounded like a language head.
     Words,
-    /// A vector, and likewise.
+    /// A vector. The number is the heads whose values the file stores in pairs, if it does.
     Vector(Vector, Option<u32>),
-    /// What the frequencies of positions are divided by.
+    /// The divisors of rotary frequencies.
     Divisors(Vec<f32>),
 }
 
@@ -45,7 +46,7 @@ enum Source {
 struct Planned {
     name: String,
     source: Source,
-    /// The fastest first, as files have it.
+    /// The shape, the fastest dimension first, as files have it.
     shape: Vec<u64>,
     format: WeightFormat,
 }
@@ -58,13 +59,13 @@ impl Planned {
 }
 
 impl ModelDir {
-    /// Writes the model as a GGUF file, its matrices rounded as [`ModelDir::quantised`] has them, and tells what that
-    /// does to each. `progress` is told bytes that were written, and how many there are. The file is there when all of
-    /// it is, and was read again.
+    /// Writes the model as a GGUF file, with its matrices rounded as [`ModelDir::quantised`] has them, and returns what
+    /// rounding did to each. `progress` is called with the bytes that were written, and those that there are. The file
+    /// appears at `path` once all of it was written and read again.
     ///
     /// # Errors
-    /// [`ModelError::Unwritten`] for a model that no GGUF file can be written of here, [`ModelError::Io`] when the file
-    /// cannot be written or the model not be read.
+    /// [`ModelError::Unwritten`] for a model that cannot be written as a GGUF file, [`ModelError::Io`] when the file
+    /// cannot be written or the model cannot be read.
     pub fn write_gguf(
         &self,
         path: &Path,
@@ -74,7 +75,7 @@ impl ModelDir {
         let fields = architecture.fields(self)?;
         let planned = self.planned(&architecture)?;
         let unwritten = |source| ModelError::Io { path: path.to_owned(), source };
-        // Errors of the disk are about the file that was asked for.
+        // Errors of the disk name the file that was asked for.
         let failed = |failure| match failure {
             Failure::Io(source) => unwritten(source),
             Failure::Model(error) => error,
@@ -157,7 +158,7 @@ impl ModelDir {
         out.write_all(&head)?;
         let (mut rounded, mut done) = (Vec::new(), 0);
         for tensor in planned {
-            let mut squares = Squares::default();
+            let mut squares = SquaredErrors::default();
             let mut written = 0;
             self.rows_of(tensor, &mut |values, row| {
                 let bytes = encoded(tensor.format, values, row, &mut squares);
@@ -169,13 +170,17 @@ impl ModelDir {
             done += written.next_multiple_of(ALIGNMENT);
             let filled = (written.next_multiple_of(ALIGNMENT) - written) as usize;
             out.write_all(&[0; ALIGNMENT as usize][..filled])?;
-            rounded.extend(self.told(tensor, squares)?);
+            rounded.extend(self.rounding_error(tensor, squares)?);
         }
         Ok(rounded)
     }
 
-    /// What became of a tensor with rows.
-    fn told(&self, tensor: &Planned, squares: Squares) -> Result<Option<Rounded>, ModelError> {
+    /// What rounding did to a tensor that has rows; `None` for vectors.
+    fn rounding_error(
+        &self,
+        tensor: &Planned,
+        squares: SquaredErrors,
+    ) -> Result<Option<Rounded>, ModelError> {
         let (matrix, stored) = match tensor.source {
             Source::Matrix(which, _) => (which, self.matrix(which)?.stored),
             Source::Words => (Matrix::LanguageHead, self.table(Table::Word)?.2.format),
@@ -185,7 +190,7 @@ impl ModelDir {
         Ok(Some(Rounded { matrix, tensor, stored, format, error: squares.relative() }))
     }
 
-    /// Hands over the values of a tensor, so many rows at a time, and how many a row has.
+    /// Passes on the values of a tensor, some rows at a time, with the number of values in a row.
     fn rows_of(&self, tensor: &Planned, each: &mut Each<'_>) -> Result<(), Failure> {
         let row = tensor.shape.first().map_or(1, |row| *row as usize);
         match &tensor.source {
@@ -194,7 +199,7 @@ impl ModelDir {
                 let mut values = self.vector(*which)?;
                 if let Some(heads) = heads {
                     let width = values.len() / *heads as usize;
-                    values = values.chunks(width).flat_map(|head| turned(head, 1)).collect();
+                    values = values.chunks(width).flat_map(|head| interleave(head, 1)).collect();
                 }
                 each(&values, row)
             }
@@ -230,14 +235,14 @@ impl ModelDir {
                 values[at..at + run.len()].copy_from_slice(run);
             })?;
             if heads.is_some() {
-                values = turned(&values, row);
+                values = interleave(&values, row);
             }
             each(&values, row)?;
         }
         Ok(())
     }
 
-    /// Whether what was written is read as this model.
+    /// Checks that the file that was written reads as this model.
     fn same_as(&self, written: &ModelDir) -> Result<(), ModelError> {
         let unwritten = |why| ModelError::Unwritten { path: self.opened().to_owned(), why };
         let (mut have, want) = (written.spec().clone(), self.spec().clone());
@@ -247,7 +252,7 @@ impl ModelDir {
             Positions::Rotary { inverse_frequencies: want, .. },
         ) = (&mut have.positions, &want.positions)
         {
-            // Divided and multiplied by the same: all digits but the last.
+            // Frequencies were divided and multiplied by the same number: they agree in all but the last digit.
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs();
             if have.len() == want.len() && have.iter().zip(want).all(near) {
                 have.clone_from(want);
@@ -266,10 +271,10 @@ impl ModelDir {
     }
 }
 
-/// Is handed rows, and how many values each has.
+/// A function that takes some rows, and the number of values in a row.
 type Each<'a> = dyn FnMut(&[f32], usize) -> Result<(), Failure> + 'a;
 
-/// Why nothing was written.
+/// The reason why nothing was written.
 enum Failure {
     Io(io::Error),
     Model(ModelError),
@@ -287,18 +292,23 @@ impl From<ModelError> for Failure {
     }
 }
 
-/// Rows of a head whose halves take turns: the first of the one, the first of the other, and so on.
-fn turned(head: &[f32], row: usize) -> Vec<f32> {
+/// Interleaves the two halves of a head's rows: the first of the one, the first of the other, and so on.
+fn interleave(head: &[f32], row: usize) -> Vec<f32> {
     let rows: Vec<&[f32]> = head.chunks(row).collect();
     let (first, second) = rows.split_at(rows.len() / 2);
     first.iter().zip(second).flat_map(|(a, b)| [*a, *b].concat()).collect()
 }
 
-/// Values in a format, and what rounding did to them.
-fn encoded(format: WeightFormat, values: &[f32], row: usize, squares: &mut Squares) -> Vec<u8> {
+/// Encodes values in a format, and adds the rounding error to `squares`.
+fn encoded(
+    format: WeightFormat,
+    values: &[f32],
+    row: usize,
+    squares: &mut SquaredErrors,
+) -> Vec<u8> {
     match format {
         WeightFormat::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        // Values that were of 16 bits: exact.
+        // These values had 16 bits before, so that nothing is lost.
         WeightFormat::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
         WeightFormat::Bf16 => {
             values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()
@@ -314,10 +324,10 @@ fn encoded(format: WeightFormat, values: &[f32], row: usize, squares: &mut Squar
     }
 }
 
-/// Whose heads' rows may stand in pairs.
+/// A function of a model's description that counts the heads whose rows may be stored in pairs.
 type Heads = fn(&crate::ModelSpec) -> u32;
 
-/// The name of a matrix in files, if it has one there.
+/// The name of a matrix in GGUF files, if it has one, and how its heads are counted, if their rows may be in pairs.
 fn named(which: Matrix) -> (Option<String>, Option<Heads>) {
     let in_layer = |layer: u32, name: &str| Some(format!("blk.{layer}.{name}.weight"));
     match which {
@@ -333,7 +343,7 @@ fn named(which: Matrix) -> (Option<String>, Option<Heads>) {
     }
 }
 
-/// The name of a vector in files, if it has one there.
+/// The name of a vector in GGUF files, if it has one, and how its heads are counted, if their values may be in pairs.
 fn named_vector(which: Vector) -> Option<(String, Option<Heads>)> {
     let in_layer = |layer: u32, name: &str| format!("blk.{layer}.{name}");
     let heads: (Heads, Heads) = (|spec| spec.heads, |spec| spec.kv_heads);

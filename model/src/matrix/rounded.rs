@@ -1,5 +1,5 @@
 //! Matrices that are rounded to blocks of few bits as they are read.
-// Hot path of loading, as the file above it.
+// Hot path of loading, as the module above it.
 
 use super::{BUFFER_BYTES, MatrixSource, Storage};
 use crate::{
@@ -8,9 +8,10 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Outputs that are read together: those of a panel, as a checkpoint with a row for each output is read,
+/// Outputs that are read together where the checkpoint has a row for each output: those of a panel.
 const STRIP: u32 = 16;
-/// and where it has a row for each input, of which fewer would be a small piece.
+/// Outputs that are read together where the checkpoint has a row for each input: fewer would be a small piece of each
+/// row.
 const WIDE_STRIP: u32 = 256;
 
 impl MatrixSource<'_> {
@@ -19,8 +20,8 @@ impl MatrixSource<'_> {
         self.format != self.stored
     }
 
-    /// Hands over the values of whole blocks of `inputs` and some outputs, as the file has them, run by run: of which
-    /// output, from which input on. `inputs` begin and end between blocks.
+    /// Passes on the values of whole blocks of `inputs` and some outputs, before rounding and run by run, each with its
+    /// output and its first input. `inputs` begin and end between blocks.
     pub(crate) fn each_run(
         &self,
         inputs: Range<u32>,
@@ -32,7 +33,7 @@ impl MatrixSource<'_> {
             Storage::OutputRows => STRIP,
             Storage::InputRows => WIDE_STRIP,
         };
-        // Whole blocks of any size, and so many that a strip of them fits into a buffer.
+        // A multiple of the values of every block; a strip of so many inputs fits into the buffer.
         let height = (BUFFER_BYTES / 4) as u32 / width / 256 * 256;
         let (mut strip, mut run) = (Vec::new(), Vec::new());
         for first in outputs.clone().step_by(width as usize) {
@@ -53,7 +54,7 @@ impl MatrixSource<'_> {
         Ok(())
     }
 
-    /// Inputs with those of the blocks that they begin and end in.
+    /// The inputs, extended to whole blocks at both ends.
     pub(crate) fn whole_blocks(&self, inputs: Range<u32>) -> Range<u32> {
         if inputs.is_empty() {
             return inputs;
@@ -63,7 +64,7 @@ impl MatrixSource<'_> {
         inputs.start / values * values..end.min(self.inputs)
     }
 
-    /// The blocks of some outputs, rounded, one output after another. Of as many bytes as `out` has.
+    /// Reads the inputs' blocks of some outputs, rounded, one output after another. `out` has exactly their size.
     pub(super) fn rounded_rows(
         &self,
         inputs: Range<u32>,
@@ -81,7 +82,7 @@ impl MatrixSource<'_> {
         })
     }
 
-    /// As [`MatrixSource::read_f32`], which has checked that the window fits: what values are once they were rounded.
+    /// Reads values as [`MatrixSource::read_f32`] does, which has checked that they fit: as they are after rounding.
     pub(super) fn rounded_f32(
         &self,
         inputs: Range<u32>,

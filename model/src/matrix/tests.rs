@@ -4,8 +4,8 @@ use super::*;
 use crate::testing::file;
 use proptest::prelude::*;
 
-/// A store of one f32 matrix of `outputs * parts` outputs, and one of its parts.
-/// Value (i, o) of the whole is i * 1000 + o.
+/// Passes on a store's f32 matrix of `outputs * parts` outputs, or one of its parts. Value (i, o)
+/// of the whole is i * 1000 + o.
 fn with<R>(
     inputs: u32,
     outputs: u32,
@@ -57,12 +57,12 @@ fn with<R>(
 fn value(i: u32, o: u32) -> f32 {
     (i * 1000 + o) as f32
 }
-/// Finite in both 16-bit types.
+/// A pattern of bits that is finite in both 16-bit types.
 fn bits(i: u32, o: u32) -> u16 {
     ((i * 31 + o * 7) % 0x7000) as u16
 }
 
-/// Reads a window into an area with margins, and compares all of it.
+/// Reads a window into a buffer with margins, and compares all of it.
 fn check_f32(
     m: &MatrixSource<'_>,
     inputs: Range<u32>,
@@ -130,7 +130,7 @@ fn what_does_not_fit_is_an_error() {
     });
 }
 
-/// Six outputs of 128 inputs in four blocks each, whose bytes count up.
+/// Six outputs of 128 inputs, in four blocks each, whose bytes count up.
 fn with_blocks<R>(test: impl FnOnce(MatrixSource<'_>) -> R) -> R {
     let (format, row) = (WeightFormat::Q8_0, 4 * 34);
     let bytes = (0..6 * row).map(|at| (at % 251) as u8).collect();
@@ -171,7 +171,7 @@ fn blocks_are_read_as_they_are_stored() {
             out.clone()
         };
         assert_eq!(rows(&m, 0..128, 1..4), of(&[1, 2, 3], 0..4));
-        // Parts of blocks are whole ones.
+        // A part of a block is read as the whole block.
         assert_eq!(rows(&m, 40..65, 2..5), of(&[2, 3, 4], 1..3));
         assert_eq!(rows(&m, 31..32, 5..6), of(&[5], 0..1));
         assert!(rows(&m, 32..32, 0..6).is_empty());

@@ -17,9 +17,9 @@ fn open(dir: &Path, to: Option<Quantisation>) -> ModelDir {
     ModelDir::open(dir).and_then(|model| model.quantised_to(to)).expect("a model")
 }
 
-/// Rows of 64 and of 256 values.
+/// A small model whose rows have 64 and 256 values.
 fn small(family: &'static str) -> Shape {
-    let shape = Shape { kv_heads: 2, vocabulary: 300, inner: 256, ..Shape::bert(2, 64, 4) };
+    let shape = Shape { kv_heads: 2, vocabulary: 300, intermediate: 256, ..Shape::bert(2, 64, 4) };
     match family {
         "bert" => Shape { kv_heads: 4, ..shape },
         "gpt2" => Shape { family, kv_heads: 4, ..shape },
@@ -27,7 +27,7 @@ fn small(family: &'static str) -> Shape {
     }
 }
 
-/// A matrix of a model, output by output.
+/// The values of a matrix, output by output.
 fn rows(model: &ModelDir, which: Matrix) -> Vec<Vec<f32>> {
     let source = model.matrix(which).expect("a matrix");
     let (inputs, outputs) = (source.rows(), source.columns());
@@ -39,7 +39,7 @@ fn rows(model: &ModelDir, which: Matrix) -> Vec<Vec<f32>> {
     (0..outputs as usize).map(output).collect()
 }
 
-/// A part of the rounded matrix, in every way in which it is read.
+/// Compares a part of a rounded matrix with `want`, read in every way.
 fn check(
     model: &ModelDir,
     which: Matrix,
@@ -130,7 +130,7 @@ fn formats_follow_the_width_of_rows() {
 
 #[test]
 fn a_table_is_rounded_where_it_is_the_head() {
-    // The heads of these decoders are tied.
+    // The language heads of these decoders are tied.
     for (shape, rounded) in [(small("llama"), true), (small("gpt2"), true), (small("bert"), false)]
     {
         let dir = write(&shape);
@@ -181,7 +181,7 @@ fn what_cannot_be_rounded_is_refused() {
     let blocks = ModelDir::open(&mixed).expect("a model").quantised(Quantisation::Q8);
     let said = blocks.err().map(|error| error.to_string()).unwrap_or_default();
     assert!(said.contains("mixed.gguf") && said.contains("already"), "{said}");
-    // Rows of 42 and 50 values.
+    // Its rows have 42 and 50 values.
     let odd = ModelDir::open(&golden("bert")).expect("a model").quantised(Quantisation::Q8);
     assert!(matches!(odd, Err(ModelError::NoneFit { .. })), "{odd:?}");
 }
@@ -217,7 +217,7 @@ impl Arrivals for AllThere {
 
 #[test]
 fn what_arrives_in_pieces_is_rounded_alike() {
-    // Wide enough that a matrix lies in tiles.
+    // The model is wide enough that a matrix is cut into tiles.
     for shape in [Shape::bert(1, 640, 10), small("gpt2"), small("llama")] {
         let dir = write(&shape);
         let plain = open(dir.path(), None);

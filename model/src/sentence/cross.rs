@@ -1,4 +1,4 @@
-//! What a directory says about ranking texts: a cross-encoder reads a query and a text together.
+//! The settings of a cross-encoder, which reads a query and a text together to rank the text.
 
 use super::{
     layers::Activation,
@@ -11,21 +11,21 @@ use std::path::Path;
 /// How a pair of texts becomes a score.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CrossEncoder {
-    /// What makes a score of the one logit.
+    /// The activation that turns the single logit into the score.
     pub activation: Activation,
-    /// What is put before the first of a pair; may be empty.
+    /// The prompt that is put before the first text of a pair; may be empty.
     pub prompt: String,
-    /// Longer pairs are cut to this many tokens, special ones included; instead of what the tokenizer says.
+    /// Longer pairs are cut to this many tokens, special ones included; `None` leaves it to the tokenizer.
     pub max_tokens: Option<u32>,
-    /// Whether text is lower-cased before all that the tokenizer's own files say.
+    /// Whether texts are lower-cased before anything that the tokenizer's own files say.
     pub lower_case: bool,
 }
 
 impl ModelDir {
-    /// How the model ranks texts, if it is a cross-encoder: one with a single class.
+    /// How the model ranks texts, if it is a cross-encoder: a model of texts with a single class.
     ///
     /// # Errors
-    /// When it has several classes or none, or a file is damaged or asks for what this build does not do.
+    /// When the model has several classes or none, or a file is damaged or asks for something that is not supported.
     pub fn cross_encoder(&self) -> Result<CrossEncoder, ModelError> {
         match &self.spec().head {
             HeadSpec::Classes(head) if head.labels == 1 && self.spec().patches.is_none() => {
@@ -49,7 +49,7 @@ fn read(root: &Path, place: &Path) -> Result<CrossEncoder, ModelError> {
     let mut prompt = String::new();
     if let Some(modules) = modules {
         let settings = settings(root)?;
-        // Of another kind of model only the transformer is used.
+        // Of other kinds of models only the transformer is used.
         if settings.model_type.as_deref() == Some("CrossEncoder") {
             let path = root.join("modules.json");
             if let Some(other) = modules.iter().find(|module| module.kind != "Transformer") {

@@ -1,4 +1,4 @@
-//! What stands on the pooled vector of a text: the modules behind a Pooling.
+//! The modules of sentence-transformers that a pooled vector goes through.
 
 use super::table::{DENSE, DROPOUT, LAYER_NORM, NORMALIZE, json};
 use crate::{
@@ -10,9 +10,9 @@ use crate::{
 };
 use std::{f64::consts::FRAC_1_SQRT_2, path::Path};
 
-/// Values of a vector at most; far above any that is real.
+/// The most values that a vector may have; far above any that is real.
 pub(super) const MAX_VALUES: u32 = 1 << 17;
-/// Values of a matrix at most: they are held in memory as a whole.
+/// The most values that a matrix may have: matrices are held in memory as a whole.
 const MAX_MATRIX_VALUES: u64 = 1 << 28;
 /// What PyTorch's `LayerNorm` adds to the variance.
 const EPSILON: f64 = 1e-5;
@@ -25,7 +25,7 @@ const ACTIVATIONS: &[(&str, Activation)] = &[
     ("torch.nn.modules.activation.Sigmoid", Activation::Sigmoid),
 ];
 
-/// A function of one value.
+/// The activation function of a module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// The value itself.
@@ -34,7 +34,7 @@ pub enum Activation {
     Tanh,
     /// The value, or zero where it is negative.
     Relu,
-    /// The value times the normal distribution's share below it.
+    /// The value times the share of the normal distribution that lies below it.
     Gelu,
     /// The value times its sigmoid.
     Silu,
@@ -43,7 +43,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// By the name of its class in PyTorch, with or without the module that it is defined in.
+    /// Reads the activation from a field that has its class in PyTorch, with or without the path of its module.
     pub(super) fn named(
         fields: &Fields<'_>,
         field: &'static str,
@@ -58,7 +58,7 @@ impl Activation {
         Ok(Some(*activation))
     }
 
-    /// The function's value.
+    /// Applies the function to a value.
     pub fn apply(self, x: f64) -> f64 {
         match self {
             Self::Identity => x,
@@ -71,14 +71,14 @@ impl Activation {
     }
 }
 
-/// A module behind the pooling.
+/// A module that a pooled vector goes through.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Layer {
-    /// Scales to length one.
+    /// Scales the vector to length one.
     Normalise,
-    /// Values to zero mean and a variance of one, then weighted.
+    /// Brings the values to a mean of zero and a variance of one, then applies weight and bias.
     Norm { weight: Vec<f32>, bias: Vec<f32> },
-    /// A linear layer and an activation.
+    /// A linear layer with an activation.
     Dense(Dense),
 }
 
@@ -86,25 +86,25 @@ pub(super) enum Layer {
 pub(super) struct Dense {
     pub(super) inputs: u32,
     pub(super) outputs: u32,
-    /// `[outputs, inputs]`
+    /// The weights, `[outputs, inputs]`, row-major.
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     activation: Activation,
     residual: Residual,
 }
 
-/// What is added behind the activation.
+/// The residual that a dense layer adds behind its activation.
 #[derive(Clone, PartialEq, Debug)]
 enum Residual {
     None,
     Input,
-    /// The input times `[outputs, inputs]`.
+    /// The input, multiplied with a matrix `[outputs, inputs]`.
     Product(Vec<f32>),
 }
 
 impl Layer {
-    /// Reads the module of this kind in `place`, if it is one of these, for vectors of `width` values
-    /// where these are known. A module that does nothing is `Some(None)`.
+    /// Reads the module of this kind in the directory `place`, for vectors of `width` values where these are known.
+    /// `None` if the kind is none of these, `Some(None)` if the module does nothing.
     pub(super) fn read(
         kind: &str,
         place: &Path,
@@ -114,13 +114,13 @@ impl Layer {
             "Normalize" => Some(normalise(place).map(|()| Some(Self::Normalise))),
             "Dense" => Some(dense(place, width).map(|dense| Some(Self::Dense(dense)))),
             "LayerNorm" => Some(norm(place, width).map(Some)),
-            // It drops values while a model is trained.
+            // Dropout acts only while a model is trained.
             "Dropout" => Some(Ok(None)),
             _ => None,
         }
     }
 
-    /// How many values a vector of `width` has behind it.
+    /// The number of values of a vector behind the module, given that before it.
     pub(super) fn width(&self, width: u32) -> u32 {
         match self {
             Self::Dense(dense) => dense.outputs,
@@ -128,7 +128,7 @@ impl Layer {
         }
     }
 
-    /// What becomes of a vector.
+    /// Applies the module to a vector.
     pub(super) fn apply(&self, mut values: Vec<f32>) -> Vec<f32> {
         match self {
             Self::Normalise => {
@@ -169,7 +169,7 @@ impl Dense {
     }
 }
 
-/// Scales to length one; what has no length stays.
+/// Scales a vector to length one; a vector of zeros stays as it is.
 pub(super) fn to_unit_length(values: &mut [f32]) {
     let length = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
     if length > 1e-12 {
@@ -185,7 +185,7 @@ fn erf(x: f64) -> f64 {
     (1.0 - sum * (-x * x).exp()).copysign(x)
 }
 
-/// The sum of products, in sixteen sums beside one another: so it is made with vector instructions.
+/// The dot product, in sixteen partial sums, so that it is computed with vector instructions.
 fn dot(left: &[f32], right: &[f32]) -> f64 {
     let mut sums = [0.0_f32; 16];
     let (left, left_rest) = left.as_chunks::<16>();
@@ -201,7 +201,7 @@ fn dot(left: &[f32], right: &[f32]) -> f64 {
 
 fn normalise(place: &Path) -> Result<(), ModelError> {
     let path = place.join("config.json");
-    // Older ones have an empty directory.
+    // Older versions leave the directory empty.
     if path.is_file() {
         checked(&path, NORMALIZE)?;
     }
@@ -256,7 +256,7 @@ fn checked(path: &Path, table: Table) -> Result<(), ModelError> {
     check(&Fields::new(path, &value)?, &[table]).map(drop)
 }
 
-/// Refuses a module that takes vectors of another width than come.
+/// Refuses a module for vectors of another width than those before it.
 fn fits(
     fields: &Fields<'_>,
     name: &'static str,
@@ -286,7 +286,7 @@ fn weights(place: &Path) -> Result<Store, ModelError> {
     Store::open(place)
 }
 
-/// A whole tensor, widened to f32. Its bytes are in the file, which bounds them.
+/// Reads a whole tensor, widened to f32. Its memory is bounded by the size of the file.
 fn tensor(store: &Store, name: &str, shape: &[u32]) -> Result<Vec<f32>, ModelError> {
     let shape: Vec<u64> = shape.iter().map(|extent| u64::from(*extent)).collect();
     let (tensor, format) = store.tensor(name, &shape)?;
@@ -297,7 +297,7 @@ fn tensor(store: &Store, name: &str, shape: &[u32]) -> Result<Vec<f32>, ModelErr
     Ok(values)
 }
 
-/// The table of a kind's file, for warnings.
+/// The fields of a module's config, by the kind of module, for warnings.
 pub(super) fn table(kind: &str) -> Option<Table> {
     match kind {
         "Normalize" => Some(NORMALIZE),

@@ -1,11 +1,11 @@
-//! How the hidden states of a text become one vector.
+//! Pools the hidden states of a text into one vector.
 
 use galaxy_common::Pooling;
 
-/// One way in which rows become a vector. Several of a model stand one behind another.
+/// A way to pool rows into a vector. A model may have several, whose vectors are concatenated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PoolingMode {
-    /// The first row.
+    /// The first row that counts.
     Cls,
     /// The largest value of each column.
     Max,
@@ -20,7 +20,8 @@ pub enum PoolingMode {
 }
 
 impl PoolingMode {
-    /// Names in a pooling's files, and the flags of older ones; in the order in which flags are read.
+    /// The names of the modes in the config of a Pooling, and the flags of older configs, in the order in which flags
+    /// are read.
     pub(super) const ALL: [(&'static str, &'static str, Self); 6] = [
         ("cls", "pooling_mode_cls_token", Self::Cls),
         ("max", "pooling_mode_max_tokens", Self::Max),
@@ -30,7 +31,7 @@ impl PoolingMode {
         ("lasttoken", "pooling_mode_lasttoken", Self::LastToken),
     ];
 
-    /// The pooling that devices do themselves, where they can.
+    /// The same pooling as devices do it, if they can.
     pub(super) fn on_devices(self) -> Option<Pooling> {
         match self {
             Self::Cls => Some(Pooling::Cls),
@@ -42,8 +43,8 @@ impl PoolingMode {
         }
     }
 
-    /// Appends the vector of rows of `width` values, of which the first `skipped` do not count. At least
-    /// one row counts.
+    /// Appends the pooled vector of rows of `width` values, of which the first `skipped` do not count. At least one row
+    /// must count.
     pub(super) fn pool(self, rows: &[f32], width: usize, skipped: usize, out: &mut Vec<f32>) {
         let counted = &rows[skipped * width..];
         let count = counted.len() / width;
@@ -62,7 +63,7 @@ impl PoolingMode {
             Self::Mean => weighted(counted, width, |_| 1.0, count as f64, out),
             Self::MeanSqrtLen => weighted(counted, width, |_| 1.0, (count as f64).sqrt(), out),
             Self::WeightedMean => {
-                // A row keeps its place in the text, whatever is skipped before it.
+                // A row is weighted by its place in the text, however many rows before it are skipped.
                 let weight = |row: usize| (skipped + row + 1) as f64;
                 let sum = (0..count).map(weight).sum();
                 weighted(counted, width, weight, sum, out);
@@ -71,7 +72,7 @@ impl PoolingMode {
     }
 }
 
-/// Appends the sum of weighted rows over `divisor`.
+/// Appends the weighted sum of rows, divided by `divisor`.
 fn weighted(
     rows: &[f32],
     width: usize,

@@ -1,4 +1,4 @@
-//! The files of a sentence-transformers directory, read.
+//! Reads the files of a sentence-transformers directory.
 
 use super::{
     SentenceConfig,
@@ -19,37 +19,37 @@ use std::{
 };
 
 const MAX_TOKENS: u32 = 1 << 24;
-/// Modules and prompts of a model; far above any that is real.
+/// The most modules and prompts of a model; far above any that is real.
 const MAX_ENTRIES: usize = 1024;
 const KNOWN: &str = "Transformer, Pooling, Dense, LayerNorm, Normalize, Dropout";
 
 /// A module that `modules.json` lists.
 pub(super) struct Module {
-    /// The last part of its class's name.
+    /// The last part of the name of its class.
     pub(super) kind: String,
-    /// The whole name.
+    /// The whole name of its class.
     full: String,
     pub(super) place: PathBuf,
 }
 
-/// What the first module says of texts.
+/// The settings of the first module, for texts.
 #[derive(Default)]
 pub(super) struct Transformer {
     pub(super) max_tokens: Option<u32>,
     pub(super) lower_case: bool,
 }
 
-/// What `config_sentence_transformers.json` says.
+/// The settings in `config_sentence_transformers.json`.
 #[derive(Default)]
 pub(super) struct Settings {
-    /// The class that reads the model; none in older ones.
+    /// The class that reads the model; `None` in older files.
     pub(super) model_type: Option<String>,
     pub(super) prompts: BTreeMap<String, String>,
     pub(super) default_prompt: Option<String>,
     dimensions: Option<u32>,
 }
 
-/// The directory of the model itself: older versions of sentence-transformers put it into one of its own.
+/// The directory of the model's own files: older versions of sentence-transformers put them into a directory inside.
 pub(crate) fn model_place(root: &Path) -> PathBuf {
     let listed = || {
         let modules = modules(root).ok()??;
@@ -59,7 +59,7 @@ pub(crate) fn model_place(root: &Path) -> PathBuf {
     listed().unwrap_or_else(|| root.to_owned())
 }
 
-/// Reads everything, for hidden states of so many values where these are known.
+/// Reads all settings of a directory, for hidden states of `hidden` values where that is known.
 pub(crate) fn read(root: &Path, hidden: Option<u32>) -> Result<SentenceConfig, ModelError> {
     let Some(modules) = modules(root)? else { return plain(root) };
     let path = root.join(MODULES);
@@ -93,7 +93,7 @@ pub(crate) fn read(root: &Path, hidden: Option<u32>) -> Result<SentenceConfig, M
         Some(first) => return Err(unknown(&path, &first)),
         None => return Err(wrong("is empty: a Transformer and a Pooling are wanted".to_owned())),
     }
-    // Values of the vector so far; none before it is pooled.
+    // The number of values of the vector so far; none before it is pooled.
     let mut width = None;
     let mut pooled = false;
     for module in modules {
@@ -127,7 +127,7 @@ pub(crate) fn read(root: &Path, hidden: Option<u32>) -> Result<SentenceConfig, M
     Ok(sentence)
 }
 
-/// What sentence-transformers makes of a model without modules: a causal one is pooled at its last row.
+/// The defaults for a model without modules: a causal one takes its last row, any other the mean.
 fn plain(root: &Path) -> Result<SentenceConfig, ModelError> {
     let path = root.join(CONFIG);
     if !path.is_file() {
@@ -140,7 +140,7 @@ fn plain(root: &Path) -> Result<SentenceConfig, ModelError> {
     Ok(SentenceConfig { pooling: vec![mode], ..SentenceConfig::default() })
 }
 
-/// The modules in their order; none without `modules.json`.
+/// The modules of a model in their order; `None` without `modules.json`.
 pub(super) fn modules(root: &Path) -> Result<Option<Vec<Module>>, ModelError> {
     let path = root.join(MODULES);
     if !path.exists() {
@@ -185,7 +185,7 @@ fn module_place(directory: &Path, fields: &Fields<'_>) -> Result<PathBuf, ModelE
     }
 }
 
-/// What the first of the files of a Transformer says that is not empty.
+/// Reads the first config of a Transformer module that is not empty.
 pub(super) fn transformer(place: &Path) -> Result<Transformer, ModelError> {
     let Some((path, value)) = transformer_file(place)? else { return Ok(Transformer::default()) };
     let fields = Fields::new(&path, &value)?;
@@ -205,7 +205,7 @@ pub(super) fn transformer(place: &Path) -> Result<Transformer, ModelError> {
     Ok(Transformer { max_tokens, lower_case: fields.flag("do_lower_case", false)? })
 }
 
-/// The first of its configs that is not empty.
+/// The path and content of the first config of a Transformer module that is not empty.
 fn transformer_file(place: &Path) -> Result<Option<(PathBuf, Value)>, ModelError> {
     for name in TRANSFORMER_CONFIGS {
         let path = place.join(name);
@@ -219,7 +219,7 @@ fn transformer_file(place: &Path) -> Result<Option<(PathBuf, Value)>, ModelError
     Ok(None)
 }
 
-/// Refuses a model whose texts are rendered as messages of a chat, or whose output is not its last layer's.
+/// Refuses a model whose texts are rendered as messages of a chat, or whose output is not that of the last layer.
 fn check_modalities(fields: &Fields<'_>) -> Result<(), ModelError> {
     let Some(modalities) = fields.inner(&["modality_config"])? else { return Ok(()) };
     let refuse = |value: &Value, remedy| ModelError::Unsupported {
@@ -244,7 +244,7 @@ fn check_modalities(fields: &Fields<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Refuses an object with other fields than these.
+/// Refuses an object with fields besides the known ones.
 fn only(
     inner: &Fields<'_>,
     field: &'static str,
@@ -299,7 +299,7 @@ pub(super) fn settings(root: &Path) -> Result<Settings, ModelError> {
     })
 }
 
-/// The modes of a Pooling, and whether it pools prompts.
+/// Reads the modes of a Pooling, and whether it pools prompts.
 fn pooling(path: &Path, hidden: Option<u32>) -> Result<(Vec<PoolingMode>, bool), ModelError> {
     let value = json(path)?;
     let fields = Fields::new(path, &value)?;
@@ -317,7 +317,7 @@ fn pooling(path: &Path, hidden: Option<u32>) -> Result<(Vec<PoolingMode>, bool),
         let found = PoolingMode::ALL.iter().find(|mode| mode.0 == name);
         found.map(|mode| mode.2).ok_or_else(|| fields.unknown("pooling mode", &name, known()))
     };
-    // Newer: one name, or a list. Older: a flag for each, and the mean where none is set.
+    // Newer files have one name, or a list. Older ones have a flag for each mode, and mean the mean where none is set.
     let modes = match fields.get(&["pooling_mode"]) {
         Some((_, Value::Array(list))) if list.len() <= MAX_ENTRIES => {
             list.iter().map(named).collect::<Result<_, _>>()?
@@ -339,7 +339,7 @@ fn pooling(path: &Path, hidden: Option<u32>) -> Result<(Vec<PoolingMode>, bool),
     Ok((modes, fields.flag("include_prompt", true)?))
 }
 
-/// Fields that no table knows, in the files of all modules.
+/// Warnings about the unknown fields in the files of all modules.
 pub(super) fn look_over(root: &Path) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let above = root.parent().filter(|above| above.join(MODULES).is_file());

@@ -18,7 +18,8 @@ fn sentence(files: &[(&str, &str)]) -> Result<SentenceConfig, ModelError> {
     read(directory(files).path(), Some(2))
 }
 
-/// Modules behind a Transformer and a Pooling, each in a directory of its name.
+/// A `modules.json` with these modules behind a Transformer and a Pooling, each in a directory of
+/// its name.
 fn modules(behind: &[&str]) -> String {
     let module = |kind: &&str| format!(r#"{{"path": "{kind}", "type": "st.models.{kind}"}}"#);
     let mut list = vec![r#"{"path": "", "type": "st.models.Transformer"}"#.to_owned()];
@@ -58,7 +59,7 @@ fn the_usual_directory() {
     assert_eq!(full.prompt(None), Ok("query: "));
     assert_eq!(full.prompt(Some("d")), Ok(""));
     assert_eq!(full.prompt(Some("x")), Err(vec!["d", "q"]));
-    // What is cut is not scaled again, unless asked for.
+    // A vector that is cut is not scaled again, unless a request asks for it.
     let finish = |form| full.finish(vec![3.0, 4.0], form);
     assert_eq!(finish(VectorForm::default()), [0.6]);
     assert_eq!(finish(VectorForm { dimensions: Some(2), normalise: false }), [0.6, 0.8]);

@@ -1,59 +1,60 @@
-//! The table of families: for each, its config and its tensors as `transformers` names them.
+//! The families of models that can be written: for each, its config and its tensors, named as
+//! `transformers` does.
 
 use super::{Fill, Shape, Tensor};
 use serde_json::{Map, Value, json};
 
-/// A width that a shape gives.
+/// The extent of a tensor's dimension, in terms of a shape.
 #[derive(Clone, Copy)]
 enum Of {
     Hidden,
-    /// Query, key and value beside each other.
+    /// The query, key and value projections in one tensor.
     Three,
     KeyValue,
     Inner,
     Vocabulary,
     Positions,
-    /// OPT's table has two rows before the first position.
+    /// The position table of OPT, which has two rows before the first position.
     PositionsAfterTwo,
     Just(u32),
 }
 use Of::*;
 
-/// One or two tensors of a family's table.
-struct Part {
+/// One tensor in a family's table, or two if it has a bias.
+struct TensorEntry {
     name: &'static str,
-    /// `.weight`, or nothing for a tensor that is no module's.
+    /// Either `.weight`, or nothing for a tensor that is no module's.
     suffix: &'static str,
     shape: &'static [Of],
     fill: Fill,
-    /// The width of the `.bias` beside it.
+    /// The width of the `.bias` tensor, if there is one.
     bias: Option<Of>,
 }
 
-/// `nn.Linear` stores `[outputs, inputs]`.
-const fn linear(name: &'static str, shape: &'static [Of; 2]) -> Part {
-    Part { name, suffix: ".weight", shape, fill: Fill::Weight, bias: Some(shape[0]) }
+/// A linear layer, which `nn.Linear` stores as `[outputs, inputs]`.
+const fn linear(name: &'static str, shape: &'static [Of; 2]) -> TensorEntry {
+    TensorEntry { name, suffix: ".weight", shape, fill: Fill::Weight, bias: Some(shape[0]) }
 }
 
-/// GPT-2's `Conv1D` stores `[inputs, outputs]`.
-const fn conv1d(name: &'static str, shape: &'static [Of; 2]) -> Part {
-    Part { name, suffix: ".weight", shape, fill: Fill::Weight, bias: Some(shape[1]) }
+/// A linear layer of GPT-2, which its `Conv1D` stores as `[inputs, outputs]`.
+const fn conv1d(name: &'static str, shape: &'static [Of; 2]) -> TensorEntry {
+    TensorEntry { name, suffix: ".weight", shape, fill: Fill::Weight, bias: Some(shape[1]) }
 }
 
-const fn norm(name: &'static str) -> Part {
+const fn norm(name: &'static str) -> TensorEntry {
     let shape = &[Hidden];
-    Part { name, suffix: ".weight", shape, fill: Fill::Norm, bias: Some(Hidden) }
+    TensorEntry { name, suffix: ".weight", shape, fill: Fill::Norm, bias: Some(Hidden) }
 }
 
-const fn weight(name: &'static str, shape: &'static [Of]) -> Part {
-    Part { name, suffix: ".weight", shape, fill: Fill::Weight, bias: None }
+const fn weight(name: &'static str, shape: &'static [Of]) -> TensorEntry {
+    TensorEntry { name, suffix: ".weight", shape, fill: Fill::Weight, bias: None }
 }
 
-const fn bare(name: &'static str, shape: &'static [Of], fill: Fill) -> Part {
-    Part { name, suffix: "", shape, fill, bias: None }
+const fn bare(name: &'static str, shape: &'static [Of], fill: Fill) -> TensorEntry {
+    TensorEntry { name, suffix: "", shape, fill, bias: None }
 }
 
-impl Part {
+impl TensorEntry {
     const fn unbiased(self) -> Self {
         Self { bias: None, ..self }
     }
@@ -62,13 +63,13 @@ impl Part {
     }
 }
 
-/// One family. `{}` in a name stands for the layer.
+/// A family that can be written. `{}` in a name stands for the layer.
 struct Family {
     model_type: &'static str,
     config: fn(&Shape) -> Value,
-    before: &'static [Part],
-    layer: &'static [Part],
-    after: &'static [Part],
+    before: &'static [TensorEntry],
+    layer: &'static [TensorEntry],
+    after: &'static [TensorEntry],
 }
 
 static FAMILIES: [Family; 7] = [
@@ -196,7 +197,7 @@ static FAMILIES: [Family; 7] = [
         before: &[
             bare("vit.embeddings.cls_token", &[Just(1), Just(1), Hidden], Fill::Weight),
             bare("vit.embeddings.position_embeddings", &[Just(1), Positions, Hidden], Fill::Weight),
-            Part {
+            TensorEntry {
                 name: "vit.embeddings.patch_embeddings.projection",
                 suffix: ".weight",
                 shape: &[Hidden, Just(3), Just(16), Just(16)],
@@ -224,7 +225,7 @@ impl Shape {
         found.expect("shapes are made in this crate, of families in the table")
     }
 
-    /// What stands in its `config.json`.
+    /// The content of `config.json`.
     pub fn config(&self) -> Value {
         let mut config = (self.recipe().config)(self);
         let more: Map<String, Value> =
@@ -237,11 +238,11 @@ impl Shape {
         config
     }
 
-    /// Its tensors, in the order of its layers.
+    /// All tensors, in the order of the layers.
     pub fn tensors(&self) -> Vec<Tensor> {
         let recipe = self.recipe();
         let mut all = Vec::new();
-        let mut add = |part: &Part, layer: u32| {
+        let mut add = |part: &TensorEntry, layer: u32| {
             let base = part.name.replace("{}", &layer.to_string());
             let shape = part.shape.iter().map(|&of| self.width(of)).collect();
             all.push(Tensor { name: format!("{base}{}", part.suffix), shape, fill: part.fill });
@@ -263,7 +264,7 @@ impl Shape {
             Hidden => self.hidden,
             Three => 3 * self.hidden,
             KeyValue => self.hidden / self.heads * self.kv_heads,
-            Inner => self.inner,
+            Inner => self.intermediate,
             Vocabulary => self.vocabulary,
             Positions => self.positions,
             PositionsAfterTwo => self.positions + 2,
@@ -276,7 +277,7 @@ fn bert(s: &Shape) -> Value {
     json!({
         "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
         "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": s.hidden,
-        "initializer_range": 0.02, "intermediate_size": s.inner, "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02, "intermediate_size": s.intermediate, "layer_norm_eps": 1e-12,
         "max_position_embeddings": s.positions, "num_attention_heads": s.heads,
         "num_hidden_layers": s.layers, "pad_token_id": 0, "position_embedding_type": "absolute",
         "type_vocab_size": 2, "use_cache": true, "vocab_size": s.vocabulary,
@@ -286,7 +287,7 @@ fn bert(s: &Shape) -> Value {
 fn distilbert(s: &Shape) -> Value {
     json!({
         "activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1,
-        "dim": s.hidden, "dropout": 0.1, "hidden_dim": s.inner, "initializer_range": 0.02,
+        "dim": s.hidden, "dropout": 0.1, "hidden_dim": s.intermediate, "initializer_range": 0.02,
         "max_position_embeddings": s.positions, "n_heads": s.heads, "n_layers": s.layers,
         "pad_token_id": 0, "qa_dropout": 0.1, "seq_classif_dropout": 0.2,
         "sinusoidal_pos_embds": false, "tie_weights_": true, "vocab_size": s.vocabulary,
@@ -299,7 +300,7 @@ fn gpt2(s: &Shape) -> Value {
         "bos_token_id": 50256.min(s.vocabulary - 1), "embd_pdrop": 0.1,
         "eos_token_id": 50256.min(s.vocabulary - 1), "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-5, "n_ctx": s.positions, "n_embd": s.hidden, "n_head": s.heads,
-        "n_inner": (s.inner != 4 * s.hidden).then_some(s.inner), "n_layer": s.layers,
+        "n_inner": (s.intermediate != 4 * s.hidden).then_some(s.intermediate), "n_layer": s.layers,
         "n_positions": s.positions, "resid_pdrop": 0.1, "summary_activation": null,
         "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
         "summary_use_proj": true, "vocab_size": s.vocabulary,
@@ -312,7 +313,7 @@ fn gptj(s: &Shape) -> Value {
         "bos_token_id": 50256.min(s.vocabulary - 1), "embd_pdrop": 0.0,
         "eos_token_id": 50256.min(s.vocabulary - 1), "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-5, "n_embd": s.hidden, "n_head": s.heads,
-        "n_inner": (s.inner != 4 * s.hidden).then_some(s.inner), "n_layer": s.layers,
+        "n_inner": (s.intermediate != 4 * s.hidden).then_some(s.intermediate), "n_layer": s.layers,
         "n_positions": s.positions, "resid_pdrop": 0.0, "rotary": true,
         "rotary_dim": s.hidden / s.heads / 4, "scale_attn_weights": true,
         "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
@@ -325,7 +326,7 @@ fn llama(s: &Shape) -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
         "bos_token_id": 1, "eos_token_id": 2, "head_dim": s.hidden / s.heads, "hidden_act": "silu",
-        "hidden_size": s.hidden, "initializer_range": 0.02, "intermediate_size": s.inner,
+        "hidden_size": s.hidden, "initializer_range": 0.02, "intermediate_size": s.intermediate,
         "max_position_embeddings": s.positions, "mlp_bias": false,
         "num_attention_heads": s.heads, "num_hidden_layers": s.layers,
         "num_key_value_heads": s.kv_heads, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
@@ -338,7 +339,7 @@ fn opt(s: &Shape) -> Value {
     json!({
         "_remove_final_layer_norm": false, "activation_dropout": 0.0, "activation_function": "relu",
         "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
-        "do_layer_norm_before": true, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": s.inner,
+        "do_layer_norm_before": true, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": s.intermediate,
         "hidden_size": s.hidden, "init_std": 0.02, "layerdrop": 0.0,
         "max_position_embeddings": s.positions, "num_attention_heads": s.heads,
         "num_hidden_layers": s.layers, "pad_token_id": 1, "prefix": "</s>", "use_cache": true,
@@ -354,13 +355,13 @@ fn vit(s: &Shape) -> Value {
         "architectures": ["ViTForImageClassification"], "attention_probs_dropout_prob": 0.0,
         "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "hidden_size": s.hidden,
         "id2label": names, "image_size": 224, "initializer_range": 0.02,
-        "intermediate_size": s.inner, "label2id": numbers, "layer_norm_eps": 1e-12,
+        "intermediate_size": s.intermediate, "label2id": numbers, "layer_norm_eps": 1e-12,
         "num_attention_heads": s.heads, "num_channels": 3, "num_hidden_layers": s.layers,
         "patch_size": 16, "qkv_bias": true,
     })
 }
 
-/// What stands in `preprocessor_config.json`, where a family has one.
+/// The content of `preprocessor_config.json`, if the family has one.
 pub(super) fn preprocessor(shape: &Shape) -> Option<Value> {
     (shape.family == "vit").then(|| {
         json!({

@@ -1,4 +1,4 @@
-//! Random weights into safetensors files, as fast as the disk takes them.
+//! Writes random weights into safetensors files, as fast as the disk takes them.
 
 use super::{Fill, Tensor, WriteError};
 use galaxy_common::WeightFormat;
@@ -14,11 +14,12 @@ use std::{
     sync::mpsc::sync_channel,
 };
 
-/// Bytes that are made and written at once.
+/// Bytes that are computed and written at once.
 const BUFFER: usize = 1 << 20;
-/// Bytes that go to the disk together.
+/// Bytes between two flushes to the disk.
 const PIECE: usize = 128 << 20;
-/// The largest weight: a uniform distribution with the deviation of 0.02 that models start with.
+/// The largest weight: of a uniform distribution with the deviation of 0.02 that models are
+/// initialised with.
 const AMPLITUDE: f32 = 0.0346;
 
 /// Writes the tensors into `dir`, in files of at most `shard_bytes`.
@@ -43,13 +44,13 @@ pub(super) fn write(
             last.push(tensor);
         }
     }
-    // A model of L layers adds to its residual 2L times: together they add as much as one.
+    // Each of L layers adds to the residual twice: together, all of them add as much as one would.
     let residual = AMPLITUDE / (2.0 * layers.max(1) as f32).sqrt();
     let mut buffer = Buffer::new(format, residual);
     let count = shards.len();
     let mut places = Map::new();
     for (i, mut shard) in shards.into_iter().enumerate() {
-        // The order that the format's own writer gives them.
+        // The order in which the format's own writer stores tensors.
         shard.sort_by(|a, b| a.name.cmp(&b.name));
         let name = match count {
             1 => "model.safetensors".to_owned(),
@@ -95,8 +96,8 @@ fn file(
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    // Another thread waits for the disk meanwhile, a piece behind: memory does not fill with what
-    // is not written yet, and the bar moves as fast as the disk.
+    // Meanwhile another thread waits for the disk, one flush behind: memory does not fill up with
+    // unwritten bytes, and progress is that of the disk.
     let (written, pieces) = sync_channel::<()>(0);
     let same = file.try_clone()?;
     std::thread::scope(|scope| {
@@ -111,7 +112,7 @@ fn file(
                 progress(bytes.len() as u64);
                 left -= (bytes.len() / value) as u64;
                 pending += bytes.len();
-                // A disk that failed has no receiver any more; its error comes at the end.
+                // A disk that failed no longer has a receiver; its error is returned at the end.
                 if pending >= PIECE && written.send(()).is_ok() {
                     pending = 0;
                 }
@@ -124,7 +125,7 @@ fn file(
     Ok(())
 }
 
-/// Numbers that look random and that the tensor's name alone decides.
+/// Pseudo-random numbers that depend on nothing but a tensor's name.
 struct Numbers {
     seed: u32,
     next: u32,
@@ -137,8 +138,8 @@ impl Numbers {
         Self { seed, next: 0 }
     }
 
-    /// Values in `center - amplitude ..= center + amplitude`. Each is a hash of its place, not of
-    /// the value before it, so that the compiler makes many at once.
+    /// Fills `out` with values in `center - amplitude ..= center + amplitude`. Each is a hash of
+    /// its place, not of the value before it, so that the compiler computes many at once.
     fn fill(&mut self, out: &mut [f32], center: f32, amplitude: f32) {
         let scale = amplitude / 2f32.powi(31);
         for (value, place) in out.iter_mut().zip(0u32..) {
@@ -152,7 +153,7 @@ impl Numbers {
     }
 }
 
-/// A piece of a tensor while it is made.
+/// The buffers in which a part of a tensor is computed and encoded.
 struct Buffer {
     format: WeightFormat,
     residual: f32,
@@ -174,7 +175,7 @@ impl Buffer {
         }
     }
 
-    /// The next values of a tensor, at most `left`, as they are stored.
+    /// Computes the next values of a tensor, at most `left`, and returns them encoded.
     fn fill(&mut self, fill: Fill, numbers: &mut Numbers, left: u64) -> &[u8] {
         let count = left.min(self.values.len() as u64) as usize;
         let (center, amplitude) = match fill {

@@ -1,4 +1,4 @@
-//! Tokenizer classes of transformers that build all but the vocabulary anew, whatever `tokenizer.json` says.
+//! Tokenizer classes of transformers that rebuild everything but the vocabulary, whatever `tokenizer.json` says.
 
 use crate::{
     config::{Fields, short},
@@ -6,13 +6,13 @@ use crate::{
 };
 use serde_json::{Map, Value, json};
 
-/// How Qwen2 cuts text into words.
+/// The regular expression by which Qwen2 splits text into words.
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// A class of tokenizers.
+/// A tokenizer class, with the rules by which it rebuilds a tokenizer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Class {
-    /// What `tokenizer.json` says.
+    /// A class that leaves `tokenizer.json` as it is.
     Plain,
     Bert,
     DistilBert,
@@ -35,12 +35,11 @@ const NAMES: [(&str, Class); 8] = [
     ("Qwen2Tokenizer", Class::Qwen2),
 ];
 
-/// Classes that do what `tokenizer.json` says.
+/// The names of classes that leave `tokenizer.json` as it is.
 const PLAIN: [&str; 4] =
     ["PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "BloomTokenizer"];
 
-/// The class that a model's family has by itself. Of families that are not here: what
-/// `tokenizer.json` says.
+/// The default class of each model family. Other families leave `tokenizer.json` as it is.
 const FAMILIES: [(&str, Class); 10] = [
     ("bert", Class::Bert),
     ("distilbert", Class::Bert),
@@ -55,11 +54,11 @@ const FAMILIES: [(&str, Class); 10] = [
 ];
 
 impl Class {
-    /// The class that transformers takes, by the name in `tokenizer_config.json` or `config.json`, and by
-    /// the family. `byte_level` says whether `tokenizer.json` is of bytes.
+    /// The class that transformers takes, by the name in `tokenizer_config.json` or `config.json`, and by the family.
+    /// `byte_level` says whether `tokenizer.json` is of byte-level BPE.
     ///
     /// # Errors
-    /// When the class is one whose rules are not known here.
+    /// When the rules of the class are not known here.
     pub(super) fn find(
         fields: &Fields<'_>,
         of_config: Option<&str>,
@@ -72,7 +71,7 @@ impl Class {
             return Ok(own.unwrap_or(Self::Plain));
         };
         let known = NAMES.iter().find(|known| known.0 == name).map(|known| known.1);
-        // The hub has wrong classes of this family.
+        // The hub has models of this family with a wrong class.
         if family == "qwen2" {
             return Ok(Self::Qwen2);
         }
@@ -90,12 +89,12 @@ impl Class {
         }
     }
 
-    /// Whether models are given types of tokens, where no file says so.
+    /// Whether models are given token types, where no file says so.
     pub(super) fn gives_types(self) -> bool {
         self == Self::Bert
     }
 
-    /// Special tokens where no file names them.
+    /// The special tokens where no file names them.
     pub(super) fn special(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Plain => &[],
@@ -138,8 +137,8 @@ impl Class {
         }
     }
 
-    /// Puts the class's own parts into the content of `tokenizer.json`: all but its vocabulary, its
-    /// merges and what comes behind the tokens of a text. Added tokens go.
+    /// Replaces parts of `tokenizer.json` by the class's own: all but the vocabulary, the merges and the
+    /// post-processor. Added tokens are removed.
     pub(super) fn rebuild(
         self,
         fields: &Fields<'_>,
@@ -182,7 +181,7 @@ impl Class {
                 (words, byte_level(true, true))
             }
             Self::XlmRoberta => {
-                // The reference takes null for no.
+                // The reference takes null for false.
                 let null = fields
                     .entries()
                     .any(|(name, value)| name == "add_prefix_space" && value.is_null());
@@ -269,8 +268,8 @@ impl Class {
         })
     }
 
-    /// What the class puts around the tokens of a text and of a pair, if it says so itself. `token` gives
-    /// the special token of a name, and its id.
+    /// The post-processor that puts the class's special tokens around a text or a pair, if the class has its own.
+    /// `token` gives the special token of a name, and its id.
     pub(super) fn around(
         self,
         fields: &Fields<'_>,
@@ -316,7 +315,7 @@ fn strip_accents(fields: &Fields<'_>) -> Result<Value, ModelError> {
     }
 }
 
-/// The table of characters in a normalizer, if it has one.
+/// The part of a normalizer with a precompiled table of characters, if it has one.
 fn precompiled(normalizer: Option<&Value>) -> Value {
     let Some(normalizer) = normalizer else { return Value::Null };
     let list = normalizer.get("normalizers").and_then(Value::as_array);

@@ -1,4 +1,4 @@
-//! A tokenizer as `AutoTokenizer` of transformers makes it of all files of a directory.
+//! Builds a tokenizer from all files of a directory, as `AutoTokenizer` of transformers does.
 
 use super::class::Class;
 use crate::{
@@ -11,27 +11,27 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use tokenizers::{AddedToken, PostProcessorWrapper, TruncationDirection};
 
-/// The largest that are real have 35 MB.
+/// The largest `tokenizer.json` that is read; the largest real ones have 35 MB.
 const MAX_BYTES: u64 = 256 << 20;
-/// Lengths above this one say that there is none.
+/// The largest limit on tokens that counts: files write larger numbers where there is no limit.
 const MAX_TOKENS: f64 = (1 << 24) as f64;
-/// Special tokens with a name, in the order in which they are added.
+/// The special tokens with a name, in the order in which they are added.
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A tokenizer, and what else the files say of it.
+/// A tokenizer, and the settings in its files.
 pub(super) struct Settled {
     pub(super) inner: tokenizers::Tokenizer,
-    /// At which end texts are cut.
+    /// The end at which texts are cut.
     pub(super) direction: TruncationDirection,
-    /// Whether models are given the types of tokens.
+    /// Whether the model reads token types.
     pub(super) types: bool,
     pub(super) max_tokens: Option<u32>,
-    /// Whether spaces before punctuation are left out of texts.
+    /// Whether decoding removes spaces before punctuation.
     pub(super) clean_up: bool,
 }
 
-/// A special token as a file names it.
+/// A special token in the two forms that files have it in: its text alone, or with how it is found in texts.
 #[derive(Clone, PartialEq)]
 enum Special {
     Text(String),
@@ -47,8 +47,8 @@ impl Special {
     }
 }
 
-/// Reads all files.
-pub(super) fn settle(directory: &Path) -> Result<Settled, ModelError> {
+/// Builds the tokenizer of a directory from all of its files.
+pub(super) fn build(directory: &Path) -> Result<Settled, ModelError> {
     let path = directory.join("tokenizer.json");
     if !path.is_file() {
         let remedy = recognise::tokenizer_files(directory);
@@ -112,14 +112,14 @@ pub(super) fn settle(directory: &Path) -> Result<Settled, ModelError> {
         direction,
         types: types(&fields, class)?,
         max_tokens: max_tokens(&fields)?,
-        // Of pieces made by merges, the reference leaves all spaces where they are.
+        // With BPE, the reference leaves all spaces where they are.
         clean_up: fields.flag("clean_up_tokenization_spaces", false)?
             && !matches!(inner.get_model(), tokenizers::ModelWrapper::BPE(_)),
         inner,
     })
 }
 
-/// A file that need not be there: an empty object then.
+/// Parses a file that may be missing; it is an empty object then.
 fn optional(directory: &Path, name: &str) -> Result<(PathBuf, Value), ModelError> {
     let path = directory.join(name);
     if !path.is_file() {
@@ -130,11 +130,10 @@ fn optional(directory: &Path, name: &str) -> Result<(PathBuf, Value), ModelError
     Ok((path, value))
 }
 
-/// The config with what `special_tokens_map.json` says, which counts where the config does not list added
-/// tokens itself.
+/// Adds `special_tokens_map.json` to the config, unless the config lists added tokens itself.
 fn merged(directory: &Path, mut config: Value) -> Result<Value, ModelError> {
     let Some(object) = config.as_object_mut() else { return Ok(config) };
-    // An older name of the same.
+    // This is an older name of extra_special_tokens.
     if let Some(list) = object.remove("additional_special_tokens")
         && object.get("extra_special_tokens").is_none_or(Value::is_null)
     {
@@ -156,7 +155,7 @@ fn merged(directory: &Path, mut config: Value) -> Result<Value, ModelError> {
             "additional_special_tokens" => "extra_special_tokens".to_owned(),
             _ => name,
         };
-        // Both lists count.
+        // The two lists are joined.
         if let Value::Array(more) = &value
             && let Some(Value::Array(list)) = object.get_mut(&name)
         {
@@ -169,7 +168,7 @@ fn merged(directory: &Path, mut config: Value) -> Result<Value, ModelError> {
     Ok(config)
 }
 
-/// Special tokens with a name: those that transformers knows, and those that the file makes up.
+/// The special tokens with a name: those that transformers knows, and those that the files define.
 fn named(fields: &Fields<'_>, class: Class) -> Result<Vec<(String, Special)>, ModelError> {
     let mut named = Vec::new();
     for name in NAMED {
@@ -205,7 +204,7 @@ fn named(fields: &Fields<'_>, class: Class) -> Result<Vec<(String, Special)>, Mo
     Ok(named)
 }
 
-/// Special tokens without a name.
+/// The special tokens without a name.
 fn extra(fields: &Fields<'_>) -> Result<Vec<Special>, ModelError> {
     match fields.get(&["extra_special_tokens"]) {
         None | Some((_, Value::Object(_))) => Ok(Vec::new()),
@@ -218,7 +217,7 @@ fn extra(fields: &Fields<'_>) -> Result<Vec<Special>, ModelError> {
     }
 }
 
-/// A token: a text, or an object of its content and how it is found in texts.
+/// Reads a token: a text, or an object with its text and how it is found in texts.
 fn token(fields: &Fields<'_>, name: &str, value: &Value) -> Result<Special, ModelError> {
     let wrong = || fields.wrong(name, format!("is {}: a token is wanted", short(value)));
     match value {
@@ -242,7 +241,7 @@ fn added_token(value: &Value) -> Option<AddedToken> {
     Some(token)
 }
 
-/// Tokens that the files add to the vocabulary, by id.
+/// The tokens that the files add to the vocabulary, sorted by id.
 fn added(
     directory: &Path,
     path: &Path,
@@ -274,7 +273,7 @@ fn added(
         let special = all.any(|token| token.content() == text);
         added.insert(id, AddedToken::from(text, special));
     }
-    // Of a class that builds anew, they are lost otherwise; a plain one has them already.
+    // A class that rebuilds the tokenizer would lose them; a plain one has them already.
     if class != Class::Plain || !added.is_empty() {
         #[derive(serde::Deserialize)]
         struct Content {
@@ -293,7 +292,7 @@ fn added(
     Ok(added.into_values().collect())
 }
 
-/// Adds what is not there already, as transformers does.
+/// Adds the tokens that are not there already, as transformers does.
 fn add(
     inner: &mut tokenizers::Tokenizer,
     added: &[AddedToken],
@@ -309,7 +308,7 @@ fn add(
             || added.iter().any(|token| token.content == text)
     };
     let all = || named.iter().map(|token| &token.1).chain(extra);
-    // The file's own form of a token counts, whatever else names it.
+    // A token that the files add counts in their form of it, whatever else names it.
     let formed = |token: &Special| {
         let found = added.iter().find(|known| known.content == token.content());
         found.map_or_else(|| token.clone(), |found| Special::Token(found.clone()))
@@ -349,7 +348,7 @@ fn types(fields: &Fields<'_>, class: Class) -> Result<bool, ModelError> {
     }
 }
 
-/// Tokens of a text at most. An older name of the field is max_len.
+/// The most tokens of a text, if the files say. An older name of the field is max_len.
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ModelError> {
     let most = fields.positive_or_none(&["model_max_length", "max_len"])?;
     match most.filter(|most| *most <= MAX_TOKENS) {

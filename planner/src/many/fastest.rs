@@ -1,4 +1,4 @@
-//! The fastest so many devices, priced in all ways, and what one device more or less changes.
+//! Rings of the fastest devices, priced in all ways, and what one device more or less changes.
 
 use crate::{
     request::Search,
@@ -6,13 +6,13 @@ use crate::{
     search::{self, Priced, TILE, order},
 };
 
-/// Rings that are kept.
+/// How many rings are kept.
 const MOST: usize = 4;
-/// How often the best is changed.
+/// How many times the best ring is changed.
 const CHANGES: usize = 3;
-/// Sets that are looked at each time.
+/// How many sets are looked at each time.
 const NEAR: usize = 6;
-/// Up to so many devices tiles go straight to everyone here.
+/// The most devices among which tiles go straight to everyone here.
 const DIRECT: usize = 16;
 
 /// The best rings of the fastest devices, the best first. `fastest` has all of them, the fastest first.

@@ -1,4 +1,4 @@
-//! Units given out one by one, to whoever is done with them first.
+//! Units given out one by one, each to the device that is done with it first.
 
 /// Halvings after which only few units are left to be given out one by one.
 const BISECTIONS: usize = 12;

@@ -2,15 +2,15 @@
 
 use super::Stage;
 
-/// Bounds on the slowest stage that are tried where stages work at the same time.
+/// How many bounds on the slowest stage are tried, where stages work at the same time.
 const BOUNDS: usize = 12;
-/// How much the bounds grow.
+/// The factor by which each bound is above the one before.
 const GROWTH: f64 = 1.2;
-/// Devices that are tried as the last stage.
+/// How many devices are tried as the last stage.
 const LAST: usize = 3;
 
-/// For each bound on the slowest stage, the devices of which the least sum of stages and of ways to
-/// them is made: exact where a way to a device costs the same from anywhere.
+/// For each bound on the slowest stage, the devices with the least sum of stages and of ways to
+/// them: exact where a way to a device costs the same from anywhere.
 pub(super) fn sets(
     stages: &[Stage],
     layers: u32,
@@ -55,7 +55,8 @@ fn longest(stages: &[Stage]) -> f64 {
     stages.iter().map(|stage| stage.layer).fold(0.0, f64::max)
 }
 
-/// The devices of the least sum of stages and ways, by how many layers are given out.
+/// The devices with the least sum of stages and ways, found by how many layers are given out so
+/// far.
 fn least(
     stages: &[Stage],
     ways: &[f64],

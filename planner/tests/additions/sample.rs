@@ -1,4 +1,4 @@
-//! Random clusters, and each with one device more.
+//! Random clusters, and each with one more device.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use galaxy_common::{Bytes, Cache, DeviceName, Wanted, WeightFormat, WireType};
 use galaxy_model::{Formats, ModelSpec};
 use galaxy_planner::{Offer, Request, synthetic, synthetic::SyntheticDevice};
 
-/// A kind of device: figures of one that is in the middle of its kind.
+/// A kind of device, by the figures of one in the middle of its kind.
 struct Kind {
     name: &'static str,
     gflops: f64,
@@ -43,7 +43,7 @@ const fn kind(
 pub struct Addition {
     /// With the added device.
     pub after: Question,
-    /// The model, the devices and the workload in a few words.
+    /// The model, the devices and the workload as a phrase.
     pub what: String,
 }
 
@@ -70,11 +70,11 @@ fn model(dice: &mut Dice, most: f64) -> (&'static str, ModelSpec) {
         ("encoder-1b", bert(36, 1536)),
     ];
     let decoders = [
-        ("llama-1b", ModelSpec { inner: 8192, ..llama(16, 2048, 32, 8) }),
-        ("llama-3b", ModelSpec { inner: 8192, ..llama(28, 3072, 24, 8) }),
+        ("llama-1b", ModelSpec { intermediate: 8192, ..llama(16, 2048, 32, 8) }),
+        ("llama-3b", ModelSpec { intermediate: 8192, ..llama(28, 3072, 24, 8) }),
         ("llama-8b", llama(32, 4096, 32, 8)),
-        ("llama-13b", ModelSpec { inner: 13_824, ..llama(40, 5120, 40, 40) }),
-        ("llama-34b", ModelSpec { inner: 22_016, ..llama(48, 8192, 64, 8) }),
+        ("llama-13b", ModelSpec { intermediate: 13_824, ..llama(40, 5120, 40, 40) }),
+        ("llama-34b", ModelSpec { intermediate: 22_016, ..llama(48, 8192, 64, 8) }),
         ("llama-70b", llama(80, 8192, 64, 8)),
     ];
     let which = dice.whole(0, 9) as usize;
@@ -92,7 +92,7 @@ fn model(dice: &mut Dice, most: f64) -> (&'static str, ModelSpec) {
 fn values(spec: &ModelSpec) -> f64 {
     let (hidden, heads) = (f64::from(spec.hidden), f64::from(spec.heads + spec.kv_heads));
     let matrices = if spec.gated { 3.0 } else { 2.0 };
-    let layer = 2.0 * heads * f64::from(spec.head_width) + matrices * f64::from(spec.inner);
+    let layer = 2.0 * heads * f64::from(spec.head_width) + matrices * f64::from(spec.intermediate);
     hidden * (f64::from(spec.layers) * layer + f64::from(spec.vocabulary))
 }
 
@@ -145,12 +145,12 @@ pub fn addition(seed: u64, low: u64, high: u64) -> Addition {
     let task = match (spec.causal, dice.whole(0, 3)) {
         (true, 0..=1) => {
             after.workload.wanted = Wanted::LastLogits;
-            after.workload.made = [16, 64, 256][dice.whole(0, 2) as usize];
+            after.workload.generated = [16, 64, 256][dice.whole(0, 2) as usize];
             after.allowed.cache = Cache {
-                rows: Cache::taken(length + after.workload.made),
+                rows: Cache::taken(length + after.workload.generated),
                 values: galaxy_common::CacheType::F32,
             };
-            format!("{length} tokens and {} more", after.workload.made)
+            format!("{length} tokens and {} more", after.workload.generated)
         }
         (causal, which) => {
             after.workload.wanted = if causal {

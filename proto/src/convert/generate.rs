@@ -1,14 +1,15 @@
-//! Texts that go on, over both wires.
+//! Conversions of text generation, between clients and the coordinator and between the coordinator
+//! and workers.
 
 use super::ConvertError;
 use crate::v1;
 use galaxy_common::{
-    Burst, Fallback, GenerateOptions, GeneratedToken, Prompt, SamplingParams, Text, TokenGoal,
+    Burst, Fallback, GenerateOptions, GeneratedToken, Prompt, SamplingParams, Sequence, TokenGoal,
     plan::Phase,
 };
 use std::sync::Arc;
 
-/// What a coordinator is asked of a text that goes on.
+/// The request that asks a coordinator to generate.
 pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::GenerateRequest {
     let GenerateOptions { max_tokens, sampling, stop, ignore_end, priority, generated, fallback } =
         options;
@@ -32,10 +33,10 @@ pub fn generate_request(prompt: Prompt, options: GenerateOptions) -> v1::Generat
     }
 }
 
-/// What is asked of a text that goes on.
+/// The prompt and the options of a request to generate.
 ///
 /// # Errors
-/// When the request has a text and tokens.
+/// When the request has both a prompt and ids.
 pub fn generate_options(
     request: v1::GenerateRequest,
 ) -> Result<(Prompt, GenerateOptions), ConvertError> {
@@ -112,26 +113,31 @@ impl From<v1::GeneratedToken> for GeneratedToken {
     }
 }
 
-/// A sequence that begins, with the blocks of the cache that hold its rows.
+/// The wire form of a sequence that begins, with the blocks of the KV cache that hold its rows.
 ///
 /// # Errors
 /// When its sampling settings cannot be written.
-pub fn going_text(text: &Text, blocks: &[u32]) -> Result<v1::GoingText, ConvertError> {
-    let Text { slot, rows, sampling, tokens, prompt } = text;
+pub fn sequence_to_wire(
+    sequence: &Sequence,
+    blocks: &[u32],
+) -> Result<v1::SequenceStart, ConvertError> {
+    let Sequence { slot, rows, sampling, tokens, prompt } = sequence;
     let tokens = tokens.clone();
     let sampling = postcard::to_stdvec(sampling).map_err(|_| ConvertError::Sampling)?;
     let (prompt, blocks) = (*prompt as u32, blocks.to_vec());
-    Ok(v1::GoingText { slot: *slot, rows: *rows, sampling, tokens, prompt, blocks })
+    Ok(v1::SequenceStart { slot: *slot, rows: *rows, sampling, tokens, prompt, blocks })
 }
 
-/// A sequence that begins, with the blocks of the cache that hold its rows.
+/// A sequence that begins, from its wire form, with the blocks of the KV cache that hold its rows.
 ///
 /// # Errors
 /// When its sampling settings cannot be read.
-pub fn text(text: v1::GoingText) -> Result<(Text, Arc<[u32]>), ConvertError> {
-    let v1::GoingText { slot, rows, sampling, tokens, prompt, blocks } = text;
+pub fn sequence_from_wire(
+    sequence: v1::SequenceStart,
+) -> Result<(Sequence, Arc<[u32]>), ConvertError> {
+    let v1::SequenceStart { slot, rows, sampling, tokens, prompt, blocks } = sequence;
     let sampling = postcard::from_bytes(&sampling).map_err(|_| ConvertError::Sampling)?;
-    Ok((Text { slot, rows, sampling, tokens, prompt: prompt as usize }, blocks.into()))
+    Ok((Sequence { slot, rows, sampling, tokens, prompt: prompt as usize }, blocks.into()))
 }
 
 impl From<&Burst> for v1::Burst {
@@ -204,7 +210,7 @@ mod tests {
 
     #[test]
     fn sequences_and_bursts_survive() {
-        let mut begun = Text {
+        let mut begun = Sequence {
             slot: 3,
             rows: 9,
             sampling: sampling().complete(1),
@@ -212,12 +218,12 @@ mod tests {
             prompt: 1,
         };
         let blocks = Arc::from([4, 1]);
-        let survives = |begun: &Text| text(going_text(begun, &[4, 1])?);
+        let survives = |begun: &Sequence| sequence_from_wire(sequence_to_wire(begun, &[4, 1])?);
         assert_eq!(survives(&begun), Ok((begun.clone(), Arc::clone(&blocks))));
         begun.sampling = Sampling::greedy();
         assert_eq!(survives(&begun), Ok((begun.clone(), blocks)));
-        let unread = v1::GoingText { sampling: vec![1], ..Default::default() };
-        assert_eq!(text(unread), Err(ConvertError::Sampling));
+        let unread = v1::SequenceStart { sampling: vec![1], ..Default::default() };
+        assert_eq!(sequence_from_wire(unread), Err(ConvertError::Sampling));
         for phase in [Phase::Prefill, Phase::Decode] {
             let goal = |count| TokenGoal { count, stop: [2, 7].into() };
             for row_cost in [None, Some(0.25)] {

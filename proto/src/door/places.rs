@@ -1,8 +1,8 @@
-//! Who may stand in a door, and who may come in: the policy, without sockets and clocks.
+//! Which connections may wait in a door, and which may come in: the policy, without sockets and clocks.
 //!
-//! A [`Lobby`] has the connections that have not shown who they are. It is never closed: where it is
-//! full, one goes for each that comes, so that nobody can shut others out by waiting. [`Seats`] are
-//! for those who are known, and one of them has so many at most.
+//! A [`Lobby`] has the connections that have not shown who they are. It is never closed: where it is full, one goes
+//! for each that comes, so that nobody can shut others out by waiting. [`Seats`] are for peers that are known, and
+//! each peer has a limited number of them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,14 +11,14 @@ use std::{
     time::Duration,
 };
 
-/// A point in time, since whoever asks was started.
+/// A point in time, as the time since the server started.
 pub type Now = Duration;
 
-/// So long a connection may be silent before it goes ahead of older ones that have said something: more
-/// than an honest one takes to speak up over a slow link.
+/// How long a connection may be silent before it has to go ahead of older ones that have sent something: more than an
+/// honest one takes to send its first bytes over a slow link.
 const GRACE: Duration = Duration::from_millis(600);
 
-/// What one address is counted by: machines that have a network of IPv6 addresses count as one.
+/// The address by which machines are counted: those of one IPv6 network count as one.
 pub fn counted(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -45,20 +45,20 @@ struct Waiting {
 pub struct Lobby {
     most: usize,
     next: u64,
-    /// By their order of arrival.
+    /// The waiting connections, by their order of arrival.
     waiting: BTreeMap<Guest, Waiting>,
     by_address: HashMap<IpAddr, usize>,
 }
 
 impl Lobby {
-    /// A lobby for so many.
+    /// A lobby for so many connections.
     pub fn new(most: usize) -> Self {
         Self { most: most.max(1), next: 0, waiting: BTreeMap::new(), by_address: HashMap::new() }
     }
 
-    /// Somebody comes. Where there is no room, it also says who has to go: of the address that has most
-    /// here, who has been silent for longest, and among those that have just come or have said
-    /// something, who has been here for longest.
+    /// Takes in a connection. Where there is no room, it also names the one that has to go: from the address that has
+    /// the most connections here, the one that has been silent for longest, and among those that have just come or
+    /// have sent something, the one that has been here for longest.
     pub fn arrive(&mut self, now: Now, address: IpAddr) -> (Guest, Option<Guest>) {
         let address = counted(address);
         let goes = if self.waiting.len() >= self.most { self.last_in_line(now) } else { None };
@@ -72,14 +72,14 @@ impl Lobby {
         (guest, goes)
     }
 
-    /// Bytes came from it.
+    /// Notes that bytes came from a connection.
     pub fn heard(&mut self, guest: Guest) {
         if let Some(waiting) = self.waiting.get_mut(&guest) {
             waiting.heard = true;
         }
     }
 
-    /// It is known now, or gone.
+    /// Removes a connection: its peer is known now, or it is gone.
     pub fn leave(&mut self, guest: Guest) {
         let Some(waiting) = self.waiting.remove(&guest) else { return };
         if let Some(count) = self.by_address.get_mut(&waiting.address) {
@@ -90,12 +90,12 @@ impl Lobby {
         }
     }
 
-    /// How many are here.
+    /// The number of connections in the lobby.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody is here.
+    /// Whether the lobby is empty.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -115,49 +115,49 @@ impl Lobby {
     }
 }
 
-/// How many come in, of all and of each.
+/// How many connections may come in: of all peers together, and of each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
-    /// Of all together,
+pub struct AdmissionLimits {
+    /// The most connections of all peers together.
     pub most: usize,
-    /// and of one.
+    /// The most connections of one peer.
     pub each: usize,
 }
 
-/// Nobody is let in.
+/// Why there is no place for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Full {
-    /// One has as many as it may have.
+    /// The peer has as many as one may have.
     #[error("it has {0} connections already, as many as one may have")]
     Each(usize),
-    /// All are taken, or those that are left are for who has few.
+    /// All places are taken, or those that are left are for peers that have few.
     #[error("{0} connections stand already")]
     All(usize),
 }
 
-/// Where so few are held the last quarter of all is open.
+/// A peer with fewer connections than this may take the last quarter of all places.
 const FEW: usize = 4;
 
-/// The places of those who are known.
+/// The places of peers that are known.
 #[derive(Debug)]
 pub struct Seats<K> {
-    room: Room,
+    room: AdmissionLimits,
     taken: usize,
     by: HashMap<K, usize>,
 }
 
 impl<K: Eq + Hash + Clone> Seats<K> {
-    /// So many, none of them taken.
-    pub fn new(room: Room) -> Self {
+    /// So many places, none of them taken.
+    pub fn new(room: AdmissionLimits) -> Self {
         Self { room, taken: 0, by: HashMap::new() }
     }
 
-    /// Takes one for `who`.
+    /// Takes a place for `who`.
     ///
     /// # Errors
-    /// When there is none for it.
+    /// When there is no place for it.
     pub fn take(&mut self, who: &K) -> Result<(), Full> {
-        let Room { most, each } = self.room;
+        let AdmissionLimits { most, each } = self.room;
         let has = self.by.get(who).copied().unwrap_or(0);
         let open = if has < FEW { most } else { most - most / 4 };
         if has >= each {
@@ -171,7 +171,7 @@ impl<K: Eq + Hash + Clone> Seats<K> {
         Ok(())
     }
 
-    /// Gives back one that `who` took.
+    /// Gives back a place that `who` took.
     pub fn give(&mut self, who: &K) {
         let Some(has) = self.by.get_mut(who) else { return };
         *has -= 1;
@@ -181,7 +181,7 @@ impl<K: Eq + Hash + Clone> Seats<K> {
         }
     }
 
-    /// How many are taken.
+    /// The number of places that are taken.
     pub fn taken(&self) -> usize {
         self.taken
     }
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn one_identity_does_not_take_what_is_for_others() {
-        let mut seats = Seats::new(Room { most: 256, each: 128 });
+        let mut seats = Seats::new(AdmissionLimits { most: 256, each: 128 });
         let admitted = (0..300).filter(|_| seats.take(&"one").is_ok()).count();
         assert_eq!(admitted, 128);
         assert_eq!(seats.take(&"one"), Err(Full::Each(128)));

@@ -1,17 +1,17 @@
-//! Who may use what at which kind of server, and how many of them at a time.
+//! Which roles may use which protocols of a server, with how many connections at a time.
 
-use super::places::Room;
+use super::places::AdmissionLimits;
 use crate::{ALPN_CONTROL, ALPN_RING, identity::Role};
 
 /// A protocol that a server speaks with a role.
 #[derive(Debug)]
 pub struct Rule {
-    /// The protocol.
+    /// The ALPN of the protocol.
     pub alpn: &'static [u8],
-    /// The role.
+    /// The role of the peer.
     pub role: Role,
     /// Places of that role, which no other role takes.
-    pub room: Room,
+    pub room: AdmissionLimits,
 }
 
 impl Rule {
@@ -22,15 +22,15 @@ impl Rule {
 }
 
 /// A coordinator has a handful of connections; some more of one that was cut off may not have ended yet.
-const COORDINATORS: Room = Room { most: 64, each: 48 };
+const COORDINATORS: AdmissionLimits = AdmissionLimits { most: 64, each: 48 };
 /// A device asks each other one for parts of a model over one connection.
-const DEVICES: Room = Room { most: 160, each: 8 };
+const DEVICES: AdmissionLimits = AdmissionLimits { most: 160, each: 8 };
 /// Links that are being formed: some from each device of the largest plan.
-const LINKS: Room = Room { most: 256, each: 16 };
-/// Programs that ask.
-const CLIENTS: Room = Room { most: 256, each: 128 };
+const LINKS: AdmissionLimits = AdmissionLimits { most: 256, each: 16 };
+/// Programs that send requests.
+const CLIENTS: AdmissionLimits = AdmissionLimits { most: 256, each: 128 };
 /// People who run the cluster.
-const ADMINS: Room = Room { most: 16, each: 8 };
+const ADMINS: AdmissionLimits = AdmissionLimits { most: 16, each: 8 };
 
 const OF_A_DEVICE: &[Rule] = &[
     Rule { alpn: ALPN_CONTROL, role: Role::Coordinator, room: COORDINATORS },
@@ -42,7 +42,7 @@ const OF_A_COORDINATOR: &[Rule] = &[
     Rule { alpn: ALPN_CONTROL, role: Role::Admin, room: ADMINS },
 ];
 
-/// Whom a server of this role serves: nobody, if it is no server's.
+/// The rules of a server of this role: none if it is no server's.
 pub fn rules(server: Role) -> &'static [Rule] {
     match server {
         Role::Device => OF_A_DEVICE,

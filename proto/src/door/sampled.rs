@@ -1,13 +1,14 @@
-//! Lines that somebody else may cause: some of them are written, and the others are counted.
+//! Limits log lines that somebody else may cause: some of them are written, and the others are
+//! counted.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// Lines of a window at most,
+/// The most lines of a window.
 const LINES: u64 = 8;
-/// and how long a window is.
+/// The length of a window.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Decides which lines are written.
@@ -16,7 +17,7 @@ pub struct Sampled(Mutex<Sample>);
 
 #[derive(Debug, Default)]
 struct Sample {
-    /// When this window began; nothing before the first line.
+    /// The time at which this window began; none before the first line.
     since: Option<Instant>,
     written: u64,
     left_out: u64,

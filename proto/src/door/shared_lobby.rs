@@ -1,4 +1,4 @@
-//! The lobby of a server that runs: whoever has to go is told so.
+//! The lobby of a running server: it notifies each connection that has to go.
 
 use super::places::{Guest, Lobby};
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// A lobby that tasks share. Copies are the same one.
+/// A lobby that tasks share. Clones are the same lobby.
 #[derive(Clone, Debug)]
 pub struct SharedLobby(Arc<Inner>);
 
@@ -26,13 +26,13 @@ struct State {
 }
 
 impl SharedLobby {
-    /// A lobby for so many.
+    /// A lobby for so many connections.
     pub fn new(most: usize) -> Self {
         let state = State { lobby: Lobby::new(most), tell: HashMap::new() };
         Self(Arc::new(Inner { state: Mutex::new(state), origin: Instant::now() }))
     }
 
-    /// Takes in who comes. Never waits: another has to go, if need be.
+    /// Takes in a connection. Never waits: another has to go, if need be.
     pub fn arrive(&self, address: IpAddr) -> (Stay, Notice) {
         let tell = Arc::new(Notify::new());
         let notice = Notice(tell.clone());
@@ -41,12 +41,12 @@ impl SharedLobby {
         (stay, notice)
     }
 
-    /// How many are here.
+    /// The number of connections in the lobby.
     pub fn len(&self) -> usize {
         self.state().lobby.len()
     }
 
-    /// Whether nobody is here.
+    /// Whether the lobby is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -56,25 +56,25 @@ impl SharedLobby {
     }
 }
 
-/// Somebody's stay in a lobby: until this is dropped.
+/// The stay of a connection in a lobby: until this is dropped.
 #[derive(Debug)]
 pub struct Stay {
     lobby: SharedLobby,
     address: IpAddr,
     tell: Arc<Notify>,
-    /// Nothing while it is away.
+    /// The connection in the lobby; none while it is away.
     guest: Mutex<Option<Guest>>,
 }
 
 impl Stay {
-    /// Bytes came from it.
+    /// Notes that bytes came from the connection.
     pub fn heard(&self) {
         if let Some(guest) = *self.guest() {
             self.lobby.state().lobby.heard(guest);
         }
     }
 
-    /// Leaves the lobby, and has not to go for anybody.
+    /// Leaves the lobby, so that the connection does not have to go for others.
     pub fn away(&self) {
         if let Some(guest) = self.guest().take() {
             let mut state = self.lobby.state();
@@ -83,7 +83,7 @@ impl Stay {
         }
     }
 
-    /// Is in the lobby again, as who has just come.
+    /// Enters the lobby again, as a connection that has just come.
     pub fn back(&self) {
         self.away();
         let mut state = self.lobby.state();
@@ -107,12 +107,12 @@ impl Drop for Stay {
     }
 }
 
-/// Tells somebody that it has to go.
+/// Notifies a connection that it has to go.
 #[derive(Debug)]
 pub struct Notice(Arc<Notify>);
 
 impl Notice {
-    /// Ends when it has to go, to make room for another.
+    /// Ends when the connection has to go, to make room for another.
     ///
     /// # Cancel safety
     /// It can be waited for again, until it was given.

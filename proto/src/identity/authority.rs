@@ -18,9 +18,9 @@ use std::{
 };
 use time::{Duration, OffsetDateTime};
 
-/// Issued this long ago, so that clocks which differ a little do no harm.
+/// How long before now certificates begin to be valid, so that clocks which differ a little do no harm.
 const BACKDATED: Duration = Duration::HOUR;
-/// An authority outlives the devices: changing it means new certificates for all of them.
+/// The validity of an authority in days. It outlives the devices: changing it means new certificates for all of them.
 const AUTHORITY_DAYS: i64 = 20 * 365;
 
 /// The authority of a cluster.
@@ -31,8 +31,8 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes an authority in `dir/ca`: `ca.pem`, `ca.key` (readable by its owner only) and the
-    /// cluster's name in `cluster`.
+    /// Creates an authority in `dir/ca`: `ca.pem`, `ca.key` (readable by its owner only) and the cluster's name in
+    /// `cluster`.
     ///
     /// # Errors
     /// When there is one already, or files cannot be written.
@@ -115,7 +115,7 @@ impl Authority {
         Ok(into)
     }
 
-    /// Issues an identity for a key that was made here, into a new directory.
+    /// Issues an identity for a key that this machine created, into a new directory.
     ///
     /// # Errors
     /// As [`Authority::issue`].
@@ -131,10 +131,10 @@ impl Authority {
         store(into, &request.key_pem(), &certificate, &self.certificate)
     }
 
-    /// Issues a certificate of `days` days for a key that is not here, in DER.
+    /// Issues a certificate of `days` days, in DER, for a key that is not on this machine.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn certify(
         &self,
         name: &DeviceName,
@@ -145,15 +145,15 @@ impl Authority {
         Ok(self.sign(name, role, validity(days)?, key)?.der().to_vec())
     }
 
-    /// Where it is, and the identities that it issued here.
+    /// The directory of the authority, and of the identities that it issued here.
     pub fn directory(&self) -> &Path {
         &self.dir
     }
 
-    /// What its key is known by.
+    /// The pin of its key.
     ///
     /// # Errors
-    /// When the certificate of the authority is none.
+    /// When its certificate cannot be read.
     pub fn pin(&self) -> Result<Pin, IdentityError> {
         let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes()).ok();
         let pin = certificate.and_then(|certificate| Pin::of(&certificate));
@@ -178,7 +178,7 @@ impl Authority {
     }
 }
 
-/// From an hour ago, for so many days.
+/// The validity of a certificate: from an hour ago, for so many days.
 fn validity(days: u32) -> Result<(OffsetDateTime, OffsetDateTime), IdentityError> {
     let now = OffsetDateTime::now_utc();
     let until = now
@@ -203,7 +203,7 @@ pub(crate) fn store(
     Ok(())
 }
 
-/// DER in the text form of RFC 7468.
+/// DER in the PEM form of RFC 7468.
 pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     // Base64 is ASCII.
@@ -212,7 +212,7 @@ pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{lines}-----END {label}-----\n")
 }
 
-/// What the issuer's name is rebuilt from: it must be the same at creation and at every opening.
+/// The parameters from which the issuer's name is rebuilt: they must be the same at creation and at every opening.
 fn authority_params(cluster: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("galaxy cluster {cluster}"));

@@ -1,4 +1,5 @@
-//! Who was removed from a cluster: certificates that are refused though the authority issued them.
+//! The removed members of a cluster: certificates that are refused though the authority issued
+//! them.
 
 use super::{Role, fingerprint, peer};
 use crate::v1::DenyRequest;
@@ -19,21 +20,21 @@ use rustls::{
 use std::{collections::BTreeSet, fs, io, path::Path, sync::Arc};
 use tokio::sync::watch;
 
-/// Who was removed, by name and by key. Later versions hold all that earlier ones held.
+/// The removed members, by name and by key. Later versions hold all that earlier ones held.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Removed {
-    /// Grows with each removal; 0: nobody was.
+    /// Grows with each removal; 0 before the first.
     pub version: u64,
-    /// Names, whatever their role.
+    /// The names that were removed, whatever their role.
     pub names: BTreeSet<DeviceName>,
     /// Keys, by the SHA-256 of their SubjectPublicKeyInfo.
     pub keys: BTreeSet<[u8; 32]>,
 }
 
-/// Members that a list may have.
+/// The most members of a list.
 const MAX_REMOVED: usize = 16_384;
 
-/// A list of removed members that is none.
+/// Bytes that are no list of removed members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the list of removed members has a name or a key that is none, or more than {MAX_REMOVED} of them"
@@ -68,10 +69,10 @@ impl From<&Removed> for DenyRequest {
 }
 
 impl Removed {
-    /// Reads the list that was kept in a file; without one nobody was removed.
+    /// Reads the list that was saved in a file; without the file nobody was removed.
     ///
     /// # Errors
-    /// When it cannot be read, or is none.
+    /// When the file cannot be read, or holds no list.
     pub fn load(path: &Path) -> io::Result<Self> {
         let bytes = match fs::read(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
@@ -81,7 +82,7 @@ impl Removed {
         wire.try_into().map_err(io::Error::other)
     }
 
-    /// Keeps the list in a file, whole or not at all.
+    /// Saves the list in a file, whole or not at all.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -104,7 +105,7 @@ impl Removed {
     }
 }
 
-/// The list that all connections of an identity are judged by. Copies are the same list.
+/// The list by which all connections of an identity are checked. Clones are the same list.
 #[derive(Clone, Debug)]
 pub struct Denied(watch::Sender<Arc<Removed>>);
 
@@ -115,12 +116,12 @@ impl Default for Denied {
 }
 
 impl Denied {
-    /// What it holds now.
+    /// The list as it is now.
     pub fn now(&self) -> Arc<Removed> {
         self.0.borrow().clone()
     }
 
-    /// Takes a list, unless it is older than what is held. Says whether it did.
+    /// Takes a list if it is newer than the one that is held. Returns whether it did.
     pub fn take(&self, removed: Removed) -> bool {
         self.0.send_if_modified(|held| {
             let newer = removed.version > held.version;
@@ -131,7 +132,7 @@ impl Denied {
         })
     }
 
-    /// The list and its changes, from now on.
+    /// Receives the list and its changes, from now on.
     pub fn changes(&self) -> watch::Receiver<Arc<Removed>> {
         self.0.subscribe()
     }
@@ -144,7 +145,7 @@ impl Denied {
     }
 }
 
-/// A verifier of servers that refuses those who were removed, too.
+/// A verifier of servers that also refuses removed members.
 #[derive(Debug)]
 pub(super) struct ServerUnlessRemoved {
     pub(super) denied: Denied,
@@ -184,11 +185,12 @@ impl ServerCertVerifier for ServerUnlessRemoved {
     }
 }
 
-/// A verifier of clients that refuses those who were removed, and those of other roles, too.
+/// A verifier of clients that also refuses removed members and other roles than those that are
+/// served.
 #[derive(Debug)]
 pub(super) struct ClientUnlessRemoved {
     pub(super) denied: Denied,
-    /// Those that are served; without them, all.
+    /// The roles that are served; without them, all.
     pub(super) roles: Option<Vec<Role>>,
     pub(super) inner: Arc<dyn ClientCertVerifier>,
 }
@@ -211,7 +213,7 @@ impl ClientCertVerifier for ClientUnlessRemoved {
         let Some(roles) = &self.roles else { return Ok(verified) };
         match peer(std::slice::from_ref(end_entity)).is_ok_and(|(_, role)| roles.contains(&role)) {
             true => Ok(verified),
-            // It is told that access is denied.
+            // The caller's alert says that access is denied.
             false => Err(CertificateError::ApplicationVerificationFailure.into()),
         }
     }

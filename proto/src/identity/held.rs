@@ -1,4 +1,4 @@
-//! The identity that a process holds: its certificate, its key, and whom it trusts.
+//! The identity that a process holds: its certificate, its key, and the authority that it trusts.
 
 use super::{
     IdentityError, Role,
@@ -23,7 +23,7 @@ use std::{
     sync::Arc,
 };
 
-/// A PEM file of ours has a few KB; more is some other file.
+/// The most bytes of a PEM file: ours have a few KB; more is some other file.
 pub(super) const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// An identity, checked and ready for connections.
@@ -32,13 +32,14 @@ pub struct Identity {
     name: DeviceName,
     role: Role,
     client: ClientConfig,
-    /// What it shows who has the authority's certificate,
+    /// The certificate that is shown to peers that know the authority.
     shown: Arc<SingleCertAndKey>,
-    /// and who joins, and does not have it yet.
+    /// The certificate with that of the authority, which is shown to machines that join and do not know the authority
+    /// yet.
     shown_with_authority: Arc<SingleCertAndKey>,
-    /// Takes certificates of the authority,
+    /// Accepts clients with a certificate of the authority.
     members: Arc<dyn ClientCertVerifier>,
-    /// and who has none as well.
+    /// Accepts clients with a certificate of the authority, and clients without any.
     strangers: Arc<dyn ClientCertVerifier>,
     denied: Denied,
     key: Vec<u8>,
@@ -118,24 +119,24 @@ impl Identity {
     pub fn key(&self) -> &[u8] {
         &self.key
     }
-    /// Who was removed from the cluster: no connection of this identity is made with them.
+    /// The removed members of the cluster, with which this identity makes no connection.
     pub fn denied(&self) -> &Denied {
         &self.denied
     }
-    /// How to answer those that join, who have no certificate yet, and those that have one.
+    /// The TLS config that answers machines that join, with or without a certificate.
     pub fn joining_config(&self) -> Arc<ServerConfig> {
         let (denied, inner) = (self.denied.clone(), self.strangers.clone());
         let verifier = ClientUnlessRemoved { denied, roles: None, inner };
         answer(verifier, self.shown_with_authority.clone(), &[ALPN_JOIN])
     }
-    /// How to dial, for one protocol.
+    /// The TLS config for dialling, with one protocol.
     pub fn client_config(&self, alpn: &[u8]) -> Arc<ClientConfig> {
         let mut config = self.client.clone();
         config.alpn_protocols = vec![alpn.to_vec()];
         Arc::new(config)
     }
-    /// How to answer, for these protocols. Peers without a certificate of ours are refused, and so are
-    /// those of a role that is served over none of them.
+    /// The TLS config that answers these protocols. Peers without a certificate of the cluster are refused, and so
+    /// are those of a role that is served over none of them.
     pub fn server_config(&self, alpns: &[&[u8]]) -> Arc<ServerConfig> {
         let served = rules(self.role).iter().filter(|rule| alpns.contains(&rule.alpn));
         let roles = served.map(|rule| rule.role).collect();
@@ -145,7 +146,7 @@ impl Identity {
     }
 }
 
-/// How to answer those that `verifier` takes.
+/// The TLS config that answers the clients that `verifier` accepts.
 fn answer(
     verifier: ClientUnlessRemoved,
     shown: Arc<SingleCertAndKey>,
@@ -183,7 +184,7 @@ impl StoresServerSessions for Forgetful {
     }
 }
 
-/// A folder with all these files. It holds nothing else, so that one which is open to others is closed.
+/// Opens a folder that has all these files. It holds nothing else, so one that is open to others is closed.
 pub(super) fn opened(dir: &Path, files: &[&str]) -> Result<Folder, IdentityError> {
     for path in files.iter().map(|file| dir.join(file)) {
         fs::symlink_metadata(&path).map_err(|source| IdentityError::File { path, source })?;

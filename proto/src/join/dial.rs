@@ -1,4 +1,4 @@
-//! The sockets around it: who joins, and a device that says where it is.
+//! The sockets around the join protocol: for a machine that joins, and for a device that announces where it is.
 
 use super::{
     facts::{Attempt, Facts},
@@ -25,11 +25,11 @@ use std::{io, path::Path, sync::Arc, time::Duration};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-/// How long one address of a line may take to answer.
+/// How long an address of a line may take to answer.
 const DIAL: Duration = Duration::from_secs(5);
-/// How long a coordinator may take for a word. It writes to its disk, and dials devices back.
+/// How long a coordinator may take for an answer. It writes to its disk, and dials devices back.
 const ANSWER: Duration = Duration::from_secs(20);
-/// SNI is not sent; the library wants a name all the same.
+/// A name that the TLS library wants, although SNI is not sent.
 const ANY_NAME: &str = "coordinator.galaxy";
 
 /// Why an identity is not stored.
@@ -37,20 +37,21 @@ const ANY_NAME: &str = "coordinator.galaxy";
 #[error(transparent)]
 pub struct StoreError(#[from] IdentityError);
 
-/// An identity that was given to this machine, and nowhere else is yet.
+/// An identity that this machine was granted, and that is stored nowhere yet.
 pub struct Joined {
-    /// What was given.
+    /// The name, the role and the certificate.
     pub granted: Granted,
     /// The coordinator's name.
     pub coordinator: DeviceName,
-    /// Where it was reached, and where else it may be.
+    /// The addresses of the coordinator, as host:port: first the one at which it was reached, then the others of the
+    /// line.
     pub addresses: Vec<String>,
     key_pem: String,
     authority: Vec<u8>,
 }
 
 impl Joined {
-    /// Stores the identity in `dir`, which must not be there yet.
+    /// Stores the identity in `dir`, which must not exist yet.
     ///
     /// # Errors
     /// When that fails, or what is stored does not load.
@@ -65,7 +66,7 @@ impl Joined {
     }
 }
 
-/// Joins by a line, and would like to be called `wish`. The key is made here, and does not leave this machine.
+/// Joins by a line, and asks for the name `wish`. The key is created here, and does not leave this machine.
 ///
 /// # Errors
 /// When that does not end in an identity.
@@ -105,8 +106,8 @@ fn tls(address: &str, source: io::Error) -> ConnectError {
     ConnectError::Tls { address: address.to_owned(), source }
 }
 
-/// The first address of the line that the coordinator answers at. One at which somebody else does is told at once:
-/// that is no accident of networks.
+/// Connects to the first address of the line at which the coordinator answers. If another server answers at one, that
+/// is an error at once: it is no accident of networks.
 async fn reach(line: &Line) -> Result<(String, TlsStream<TcpStream>), JoinError> {
     let config = config(line.pin, ALPN_JOIN);
     let config = Arc::new(config.map_err(|e| tls(&line.addresses[0], io::Error::other(e)))?);
@@ -144,7 +145,7 @@ fn explain(address: &str, error: io::Error) -> JoinError {
     }
 }
 
-/// Tells the coordinator where this device is, and hears at which of its addresses it was reached.
+/// Sends the coordinator the addresses of this device, and receives at which of them it was reached.
 ///
 /// # Errors
 /// When the coordinator is not reached, or refuses.

@@ -1,4 +1,4 @@
-//! What a device says of itself when it comes, and at which of its addresses it was reached.
+//! What a device announces of itself when it joins, and at which of its addresses it was reached.
 
 use super::message::Malformed;
 use crate::v1;
@@ -9,21 +9,21 @@ use std::{
     num::NonZeroU16,
 };
 
-/// Addresses that a device may name.
+/// The most addresses that a device may name.
 pub const MAX_ADDRESSES: usize = 8;
-/// No machine has more memory.
+/// The most memory of a device, in bytes.
 const MAX_MEMORY: u64 = 1 << 50;
-/// Nor so many threads.
+/// The most threads of a device.
 const MAX_THREADS: u32 = 1024;
 
-/// What a device says of itself.
+/// What a device announces of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// The port of its worker.
     pub port: NonZeroU16,
-    /// Addresses of its machine.
+    /// The addresses of its machine.
     pub addresses: Vec<IpAddr>,
-    /// What it offers.
+    /// The memory that it offers.
     pub memory: Bytes,
     /// Threads for kernels.
     pub threads: u16,
@@ -68,9 +68,9 @@ impl From<Facts> for v1::JoinAnnounce {
 /// Whether a device was reached at one of its addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attempt {
-    /// Where.
+    /// The address, with the worker's port.
     pub address: SocketAddr,
-    /// Why not, if it was not.
+    /// The reason why it was not reached there; none if it was.
     pub error: Option<String>,
 }
 
@@ -83,8 +83,8 @@ impl TryFrom<v1::JoinAttempt> for Attempt {
     }
 }
 
-/// Addresses of this machine that others may reach: neither loopback nor of one link only. Those that the system
-/// says first come first. None where the system does not say.
+/// Addresses of this machine that others may reach: neither loopback nor of one link only. They are in the order in
+/// which the system lists them. None where the system does not list them.
 pub fn local_addresses() -> Vec<IpAddr> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let v4 = of_trie(&read("/proc/net/fib_trie")).into_iter().map(IpAddr::V4);

@@ -3,7 +3,7 @@
 use super::{
     dial::StoreError,
     line::Line,
-    message::{Ask, Greeting, Message, Refusal},
+    message::{Greeting, JoinRequest, Message, Refusal},
     proof::{Binding, Proof},
     request::Request,
     vet::{VetError, Vetted},
@@ -17,29 +17,30 @@ use crate::{
 use galaxy_common::DeviceName;
 use rustls::{pki_types::CertificateDer, server::ParsedCertificate};
 
-/// By how much our clock may differ from the coordinator's: certificates are valid from an hour before they are made.
+/// The most seconds by which the clock of this machine may differ from the coordinator's: certificates are valid from
+/// an hour before they are issued.
 const SKEW_S: u64 = 30 * 60;
 
 /// Why a machine does not join.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// No connection.
+    /// The coordinator cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Somebody else answers.
+    /// Another server answers.
     #[error(transparent)]
     Vet(#[from] VetError),
     /// The connection fails, or what comes is no message.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// Another version.
+    /// The coordinator speaks another version of the protocol.
     #[error(
         "the coordinator speaks protocol {theirs} (version {version}), and this is protocol {PROTOCOL} (version {VERSION}): install the same version on both"
     )]
     Protocol {
-        /// Theirs.
+        /// The coordinator's protocol.
         theirs: u32,
-        /// Their version.
+        /// The coordinator's version, for people.
         version: String,
     },
     /// The clocks differ: a board without one, most likely.
@@ -47,57 +48,57 @@ pub enum JoinError {
         "the clock of this machine says {ours}, and the coordinator's {theirs}: certificates would not be valid here. Set the clock, as by `sudo date -u -s @{}` or with NTP, and join again; the invitation still holds", theirs.0
     )]
     Clock {
-        /// Ours.
+        /// The time by the clock of this machine.
         ours: Moment,
-        /// The coordinator's.
+        /// The time by the coordinator's clock.
         theirs: Moment,
     },
-    /// The coordinator's own certificate.
+    /// The coordinator's own certificate is not valid now.
     #[error("the coordinator's certificate is not valid now, by its clock too: issue it a new one")]
     Validity,
-    /// The coordinator's word.
+    /// The coordinator refuses.
     #[error("the coordinator refuses: {}", .0.message)]
     Refused(Refusal),
     /// A message out of turn.
     #[error("the coordinator says what is not its turn to say")]
     Turn,
-    /// It does not know the secret.
+    /// The server does not know the secret of the invitation.
     #[error(
         "the server does not know the secret of the invitation, or the connection was tampered with: nothing was stored"
     )]
     Proof,
-    /// Something else than was asked for.
+    /// The certificate is for another name, role or key.
     #[error("the coordinator issued a certificate that does not fit: nothing was stored")]
     Certificate,
-    /// No key.
+    /// A key cannot be created.
     #[error("a key could not be made: {0}")]
     Key(#[from] rcgen::Error),
-    /// No place for the identity.
+    /// The identity cannot be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What to do next.
+/// What the machine that joins does next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send this.
+    /// Send this message.
     Send(Message),
-    /// It is done.
+    /// End: the identity was granted.
     Done(Granted),
 }
 
-/// What was given.
+/// The name, role and certificate that were granted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Granted {
-    /// The name,
+    /// The name in the certificate.
     pub name: DeviceName,
-    /// the role,
+    /// The role in the certificate.
     pub role: Role,
-    /// and the certificate that says so, in DER.
+    /// The certificate, in DER.
     pub certificate: Vec<u8>,
 }
 
-/// Who joins, over one channel.
+/// The machine that joins, over one channel.
 pub struct Guest<'a> {
     line: &'a Line,
     wish: String,
@@ -108,8 +109,8 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Who joins by `line`, over the channel with this exporter to the coordinator `vetted`, and would like to be
-    /// called `wish`.
+    /// A machine that joins by `line`, over the channel with this exporter to the coordinator `vetted`, and asks for
+    /// the name `wish`.
     pub fn new(
         line: &'a Line,
         wish: Option<&DeviceName>,
@@ -122,7 +123,7 @@ impl<'a> Guest<'a> {
         Self { line, wish, request, vetted, binding, asked: false }
     }
 
-    /// Takes in what the coordinator says; `now` is our clock.
+    /// Handles a message of the coordinator; `now` is the time by the clock of this machine.
     ///
     /// # Errors
     /// When this does not end in an identity.
@@ -159,7 +160,7 @@ impl<'a> Guest<'a> {
             let Greeting { protocol: theirs, version, .. } = greeting;
             return Err(JoinError::Protocol { theirs, version });
         }
-        // Before the invitation is used: it would be used in vain.
+        // Checked before the invitation is used: it would be used in vain.
         if now.0.abs_diff(greeting.time.0) > SKEW_S {
             return Err(JoinError::Clock { ours: now, theirs: greeting.time });
         }
@@ -172,6 +173,6 @@ impl<'a> Guest<'a> {
         let proof = Proof::of_guest(secret, &self.binding, request, &key, &self.wish);
         let (invitation, wish, request) =
             (self.line.invitation, self.wish.clone(), request.to_vec());
-        Ok(Message::Ask(Ask { invitation, wish, request, proof }))
+        Ok(Message::Ask(JoinRequest { invitation, wish, request, proof }))
     }
 }

@@ -1,5 +1,5 @@
-//! Where a machine keeps the identities that it joined with: `$GALAXY_HOME`, or `~/.galaxy`; and in each of them, who
-//! the coordinator is.
+//! Where a machine keeps the identities that it joined with: `$GALAXY_HOME`, or `~/.galaxy`; and, in each of them,
+//! the name and addresses of the coordinator.
 
 use crate::identity::Role;
 use galaxy_common::DeviceName;
@@ -10,10 +10,10 @@ use std::{
 
 /// The file beside a certificate that says who the coordinator is and where: its name, then an address a line.
 const FILE: &str = "coordinator";
-/// Beyond this it is another file.
+/// The most bytes of the file: a larger one is something else.
 const MAX_BYTES: u64 = 16 << 10;
 
-/// The directory of this machine's identities; none without a home.
+/// The directory of this machine's identities; none without a home directory.
 pub fn home() -> Option<PathBuf> {
     let named =
         |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| !p.as_os_str().is_empty());
@@ -28,17 +28,17 @@ pub fn identity_in(home: &Path, role: Role) -> PathBuf {
 /// The coordinator of an identity's cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Contact {
-    /// Its name.
+    /// The coordinator's name.
     pub name: DeviceName,
-    /// Where it may be reached, as host:port.
+    /// The addresses at which it may be reached, as host:port.
     pub addresses: Vec<String>,
 }
 
 impl Contact {
-    /// Reads it, from the directory of an identity; none is there if the identity was not joined with.
+    /// Reads the contact from the directory of an identity; none if this machine did not get the identity by joining.
     ///
     /// # Errors
-    /// When the file cannot be read, or is another one.
+    /// When the file cannot be read, or holds something else.
     pub fn load(identity: &Path) -> io::Result<Option<Self>> {
         let path = identity.join(FILE);
         let wrong = || {
@@ -57,7 +57,7 @@ impl Contact {
         if addresses.is_empty() { Err(wrong()) } else { Ok(Some(Self { name, addresses })) }
     }
 
-    /// Writes it into the directory of an identity.
+    /// Writes the contact into the directory of an identity.
     ///
     /// # Errors
     /// When it cannot be written.

@@ -9,9 +9,9 @@ use ring::{
 use rustls::pki_types::CertificateDer;
 use std::{fmt, str::FromStr};
 
-/// Addresses that a line may have.
+/// The most addresses of a line.
 const MAX_ADDRESSES: usize = 8;
-/// Bytes that a line may have: eight long names of hosts, and the rest.
+/// The most bytes of a line: eight long names of hosts, and the rest.
 const MAX_LINE_BYTES: usize = 1024;
 
 /// The first 128 bits of the SHA-256 of the authority's public key. Finding another key with the same ones takes
@@ -30,14 +30,14 @@ impl Pin {
     }
 }
 
-/// What an invitation is known by. It is no secret: its first byte says what the invitation is for, so that a machine
-/// knows before it joins; what holds is what the coordinator kept.
+/// The public id of an invitation. Its first byte says what the invitation is for, so that a machine knows before it
+/// joins; what holds is what the coordinator stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct InvitationId(pub [u8; 8]);
 
-/// Set in the first byte of an invitation that may be used more than once.
+/// The bit in the first byte of an invitation that may be used more than once.
 const SEVERAL: u8 = 0x80;
-/// Where the role stands in it.
+/// The bits of the first byte that hold the role.
 const ROLE: u8 = 0x03;
 
 /// The secret of an invitation.
@@ -50,7 +50,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The system gives no random bytes.
+/// The error of a system that gives no random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the system gives no random bytes")]
 pub struct NoRandomness;
@@ -62,7 +62,7 @@ fn random<const N: usize>() -> Result<[u8; N], NoRandomness> {
 }
 
 impl InvitationId {
-    /// A new one, for a role and one use, or several.
+    /// A new id, for a role and one use, or several.
     ///
     /// # Errors
     /// When the system gives no random bytes.
@@ -77,7 +77,7 @@ impl InvitationId {
         id[0] = id[0] & !(SEVERAL | ROLE) | role | if several { SEVERAL } else { 0 };
         Ok(Self(id))
     }
-    /// The role that it was made for.
+    /// The role for which the invitation is.
     pub fn role(&self) -> Role {
         match self.0[0] & ROLE {
             0 => Role::Device,
@@ -92,7 +92,7 @@ impl InvitationId {
     }
 }
 impl Secret {
-    /// A new one.
+    /// A new secret.
     ///
     /// # Errors
     /// When the system gives no random bytes.
@@ -136,21 +136,21 @@ impl fmt::Display for InvitationId {
     }
 }
 
-/// What a machine needs to join: it is as good as the right to.
+/// What a machine needs to join: whoever has it may join.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Line {
-    /// Where the coordinator may be reached, as host:port; at least one.
+    /// The addresses at which the coordinator may be reached, as host:port; at least one.
     pub addresses: Vec<String>,
-    /// Of its authority.
+    /// The pin of the coordinator's authority.
     pub pin: Pin,
-    /// Which invitation,
+    /// The public id of the invitation.
     pub invitation: InvitationId,
-    /// and its secret.
+    /// The secret of the invitation.
     pub secret: Secret,
 }
 
 impl Line {
-    /// The whole line.
+    /// The line as text.
     pub fn text(&self) -> String {
         let Self { addresses, pin, invitation, secret } = self;
         let addresses = addresses.join(",");

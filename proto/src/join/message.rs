@@ -12,17 +12,17 @@ use crate::{
 use galaxy_common::DeviceName;
 use prost::Message as _;
 
-/// Bytes that a message may have: a certificate has 600, and a device eight addresses.
+/// The most bytes of a message: a certificate has 600, and a device eight addresses.
 pub const MAX_BYTES: usize = 8 << 10;
-/// Bytes of a text that a person reads.
+/// The most bytes of a text for people.
 const MAX_TEXT: usize = 1024;
-/// Bytes of a certificate.
+/// The most bytes of a certificate.
 const MAX_CERTIFICATE: usize = 4 << 10;
 
-/// Bytes that are no message.
+/// Why bytes are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Too many.
+    /// More bytes than a message may have.
     #[error("a message of more than {MAX_BYTES} bytes")]
     Long,
     /// Not in the wire format, or none of the known messages.
@@ -31,82 +31,82 @@ pub enum Malformed {
     /// A field that has not the bytes that it must have, or more than it may.
     #[error("a message with a {field} of a wrong size")]
     Size {
-        /// Which.
+        /// The name of the field.
         field: &'static str,
     },
-    /// A name that is none.
+    /// A name that is not valid.
     #[error("that is no name: use lower-case letters, digits and hyphens")]
     Name,
-    /// A role that is none.
+    /// A role that is not known.
     #[error("a role that is not known")]
     Role,
-    /// An address that is none.
+    /// An address that is not valid.
     #[error("an address that is not known")]
     Address,
 }
 
-/// What a coordinator says first.
+/// The coordinator's first message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Greeting {
-    /// The protocol that it speaks, in all of Galaxy.
+    /// The protocol that the coordinator speaks, in all of Galaxy.
     pub protocol: u32,
-    /// Its version, for people.
+    /// The coordinator's version, for people.
     pub version: String,
-    /// Its clock.
+    /// The time by the coordinator's clock.
     pub time: Moment,
 }
 
-/// What who joins asks for.
+/// What a machine that joins asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ask {
-    /// By which invitation.
+pub struct JoinRequest {
+    /// The id of the invitation.
     pub invitation: InvitationId,
-    /// A name, if the invitation names nobody; may be empty.
+    /// The name that it asks for, if the invitation names nobody; may be empty.
     pub wish: String,
-    /// The request for a certificate.
+    /// The request for a certificate, in DER.
     pub request: Vec<u8>,
-    /// That it knows the secret.
+    /// The proof that it knows the secret.
     pub proof: Proof,
 }
 
-/// What who joins is given.
+/// What a machine that joins is granted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// Its name,
+    /// The name that the machine gets.
     pub name: DeviceName,
-    /// its role,
+    /// The role that the machine gets.
     pub role: Role,
-    /// and the certificate that says so.
+    /// The certificate with this name and role, in DER.
     pub certificate: Vec<u8>,
-    /// That the coordinator knows the secret.
+    /// The proof that the coordinator knows the secret.
     pub proof: Proof,
 }
 
-/// Why somebody is refused.
+/// Why the coordinator refuses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// A stable word.
+    /// A stable name of the reason, in snake case.
     pub code: String,
     /// What is wrong, and what to do.
     pub message: String,
-    /// After so many seconds it may be otherwise; 0: asking again does not help.
+    /// The seconds after which asking again may help; 0: it does not help.
     pub wait_s: u32,
 }
 
-/// All messages.
+/// A message of either side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The coordinator's first word.
+    /// The first message, from the coordinator.
     Greeting(Greeting),
-    /// Who joins asks.
-    Ask(Ask),
-    /// And is given an identity.
+    /// The request of a machine that joins.
+    Ask(JoinRequest),
+    /// The coordinator's answer to [`Message::Ask`]: an identity.
     Grant(Grant),
-    /// Or is refused.
+    /// The coordinator's answer to [`Message::Ask`] or [`Message::Announce`]: a refusal.
     Refusal(Refusal),
-    /// A device says where it is, and what it has.
+    /// A device announces its addresses, and what it has.
     Announce(Facts),
-    /// And is told at which addresses it was reached.
+    /// The coordinator's answer to [`Message::Announce`]: at which addresses it reached the device.
     Reached(Vec<Attempt>),
 }
 
@@ -114,7 +114,7 @@ impl Message {
     /// Reads a message.
     ///
     /// # Errors
-    /// When the bytes are none, or it is out of bounds. Never panics, and takes a few times the bytes.
+    /// When the bytes are no message, or one that is out of bounds. Never panics, and takes a few times the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() > MAX_BYTES {
             return Err(Malformed::Long);
@@ -125,7 +125,7 @@ impl Message {
                 let version = text("version", version)?;
                 Self::Greeting(Greeting { protocol, version, time: Moment(time) })
             }
-            Wire::Ask(v1::JoinAsk { invitation, wish, request, proof }) => Self::Ask(Ask {
+            Wire::Ask(v1::JoinAsk { invitation, wish, request, proof }) => Self::Ask(JoinRequest {
                 invitation: InvitationId(sized("invitation", &invitation)?),
                 wish: text("wish", wish)?,
                 request,
@@ -161,7 +161,7 @@ impl Message {
             Self::Greeting(Greeting { protocol, version, time }) => {
                 Wire::Greeting(v1::JoinGreeting { protocol, version, time: time.0 })
             }
-            Self::Ask(Ask { invitation, wish, request, proof }) => Wire::Ask(v1::JoinAsk {
+            Self::Ask(JoinRequest { invitation, wish, request, proof }) => Wire::Ask(v1::JoinAsk {
                 invitation: invitation.0.to_vec(),
                 wish,
                 request,
@@ -197,7 +197,7 @@ fn text(field: &'static str, text: String) -> Result<String, Malformed> {
     if text.len() <= MAX_TEXT { Ok(text) } else { Err(Malformed::Size { field }) }
 }
 
-/// At most as much as the other side takes.
+/// Cuts a text to as many bytes as the other side takes.
 fn cut(mut text: String) -> String {
     let end = (0..=MAX_TEXT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     if text.len() > MAX_TEXT {
@@ -220,7 +220,7 @@ mod tests {
         };
         vec![
             Message::Greeting(Greeting { protocol: 9, version: "1.2.3".into(), time: Moment(7) }),
-            Message::Ask(Ask {
+            Message::Ask(JoinRequest {
                 invitation: InvitationId([1; 8]),
                 wish: "pi-1".into(),
                 request: vec![1, 2, 3],

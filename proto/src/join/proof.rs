@@ -1,12 +1,11 @@
 //! What both sides prove: that they know the invitation's secret, on this channel, with these keys.
 //!
 //! A proof is HMAC-SHA-256 with the secret over the direction, the channel's exporter, the keys of both ends, the
-//! request, and what is said with it. Each part stands behind its length, so that no two lists of parts are the same
-//! bytes.
+//! request, and what is sent with it. Each part follows its length, so that no two lists of parts are the same bytes.
 
 use super::{
     line::Secret,
-    message::{Ask, Malformed},
+    message::{JoinRequest, Malformed},
     request::{PublicKey, Request, RequestError},
 };
 use galaxy_common::DeviceName;
@@ -15,21 +14,21 @@ use ring::hmac;
 /// The label of the channel's exporter (RFC 8446, section 7.5).
 pub const EXPORTER: &[u8] = b"EXPORTER-galaxy-join";
 
-/// What only the two ends of one channel know or show.
+/// What binds a proof to one channel: only its two ends know or show it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
     /// The exporter of the channel.
     pub exporter: [u8; 32],
-    /// The server's key, as a SubjectPublicKeyInfo.
+    /// The server's public key, as a SubjectPublicKeyInfo.
     pub server: Vec<u8>,
 }
 
-/// A proof.
+/// A proof that its sender knows the secret of an invitation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof(pub [u8; 32]);
 
 impl Proof {
-    /// That of who joins: `wish` is the name that it asks for.
+    /// The proof of a machine that joins: `wish` is the name that it asks for.
     pub fn of_guest(
         secret: &Secret,
         binding: &Binding,
@@ -43,7 +42,7 @@ impl Proof {
         Self(proof)
     }
 
-    /// That of the coordinator, with the certificate that it gives.
+    /// The proof of the coordinator, with the certificate that it gives.
     pub fn of_host(
         secret: &Secret,
         binding: &Binding,
@@ -57,7 +56,7 @@ impl Proof {
         Self(proof)
     }
 
-    /// Whether two are the same; takes as long whatever they are.
+    /// Whether two proofs are the same; takes the same time whatever they are.
     pub(super) fn is(&self, other: &Self) -> bool {
         let differs = self.0.iter().zip(&other.0).fold(0, |differs, (a, b)| differs | (a ^ b));
         std::hint::black_box(differs) == 0
@@ -92,10 +91,10 @@ fn sign(
 
 /// An ask whose sender knows the secret and has the key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Asked {
+pub struct VerifiedJoin {
     /// The key that is to be certified.
     pub key: PublicKey,
-    /// The name that it asks for, if it does.
+    /// The name that its sender asks for, if any.
     pub wish: Option<DeviceName>,
 }
 
@@ -105,20 +104,20 @@ pub enum AskError {
     /// The proof is of another secret, or of another channel.
     #[error("the secret is not that of the invitation, or the proof is of another connection")]
     Proof,
-    /// What is wrong with the request.
+    /// The request for a certificate is not taken.
     #[error("the request for a certificate is not taken: {0}")]
     Request(#[from] RequestError),
-    /// What is wrong with the name.
+    /// The name that is asked for is not valid.
     #[error(transparent)]
     Name(#[from] Malformed),
 }
 
-impl Asked {
+impl VerifiedJoin {
     /// Checks an ask against the secret of its invitation, on its channel.
     ///
     /// # Errors
     /// The first thing that is wrong.
-    pub fn check(ask: &Ask, secret: &Secret, binding: &Binding) -> Result<Self, AskError> {
+    pub fn check(ask: &JoinRequest, secret: &Secret, binding: &Binding) -> Result<Self, AskError> {
         let key = Request::key_of(&ask.request)?;
         let proof = Proof::of_guest(secret, binding, &ask.request, &key, &ask.wish);
         if !proof.is(&ask.proof) {
@@ -138,12 +137,12 @@ mod tests {
     use super::*;
     use crate::join::line::InvitationId;
 
-    fn ask(secret: &Secret, binding: &Binding, wish: &str) -> Ask {
+    fn ask(secret: &Secret, binding: &Binding, wish: &str) -> JoinRequest {
         let request = Request::new().unwrap();
         let key = Request::key_of(request.der()).unwrap();
         let proof = Proof::of_guest(secret, binding, request.der(), &key, wish);
         let (invitation, request) = (InvitationId([1; 8]), request.der().to_vec());
-        Ask { invitation, wish: wish.to_owned(), request, proof }
+        JoinRequest { invitation, wish: wish.to_owned(), request, proof }
     }
 
     #[test]
@@ -151,11 +150,11 @@ mod tests {
         let secret = Secret([3; 16]);
         let binding = Binding { exporter: [5; 32], server: vec![6; 91] };
         let good = ask(&secret, &binding, "pi-1");
-        let wish = Asked::check(&good, &secret, &binding).unwrap().wish;
+        let wish = VerifiedJoin::check(&good, &secret, &binding).unwrap().wish;
         assert_eq!(wish, Some(DeviceName::new("pi-1").unwrap()));
 
-        let check = |ask: &Ask, secret: &Secret, binding: &Binding| {
-            Asked::check(ask, secret, binding).map(|_| ())
+        let check = |ask: &JoinRequest, secret: &Secret, binding: &Binding| {
+            VerifiedJoin::check(ask, secret, binding).map(|_| ())
         };
         assert_eq!(check(&good, &Secret([4; 16]), &binding), Err(AskError::Proof), "secret");
         // A proxy ends TLS on both sides: its channels have other exporters.
@@ -163,14 +162,14 @@ mod tests {
         assert_eq!(check(&good, &secret, &other), Err(AskError::Proof), "another channel");
         let other = Binding { server: vec![8; 91], ..binding.clone() };
         assert_eq!(check(&good, &secret, &other), Err(AskError::Proof), "another server");
-        let renamed = Ask { wish: "pi-2".to_owned(), ..good.clone() };
+        let renamed = JoinRequest { wish: "pi-2".to_owned(), ..good.clone() };
         assert_eq!(check(&renamed, &secret, &binding), Err(AskError::Proof), "another name");
         let request = ask(&secret, &binding, "pi-1").request;
-        let replaced = Ask { request, ..good.clone() };
+        let replaced = JoinRequest { request, ..good.clone() };
         assert_eq!(check(&replaced, &secret, &binding), Err(AskError::Proof), "another key");
         let echoed = Request::key_of(&good.request).unwrap();
         let echoed = Proof::of_host(&secret, &binding, &good.request, &echoed, b"pi-1");
-        let echoed = Ask { proof: echoed, ..good };
+        let echoed = JoinRequest { proof: echoed, ..good };
         assert_eq!(check(&echoed, &secret, &binding), Err(AskError::Proof), "another direction");
         let odd = ask(&secret, &binding, "../pi");
         assert_eq!(check(&odd, &secret, &binding), Err(AskError::Name(Malformed::Name)));

@@ -1,7 +1,7 @@
 //! The request for a certificate: PKCS #10 (RFC 2986), in the one form that is taken.
 //!
-//! Of a request only the public key counts; name and role come from the invitation. So one that asks for anything more,
-//! a subject, names, or to be an authority, is refused by that, before anything is signed.
+//! Of a request only the public key counts; name and role come from the invitation. So a request that asks for
+//! anything more, a subject, names, or to be an authority, is refused for that, before anything is signed.
 
 use crate::identity::fingerprint;
 use rcgen::{
@@ -10,16 +10,16 @@ use rcgen::{
 };
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
-/// What stands before the point of a P-256 key in its SubjectPublicKeyInfo (RFC 5480).
+/// The bytes that precede the point of a P-256 key in its SubjectPublicKeyInfo (RFC 5480).
 const P256: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 /// Bytes of a point that is not compressed.
 const POINT: usize = 65;
-/// ecdsa-with-SHA256, as an AlgorithmIdentifier.
+/// The AlgorithmIdentifier of ecdsa-with-SHA256.
 const ECDSA_SHA256: [u8; 10] = [0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
-/// Bytes of a request: a key, a signature, and what is around them take 220.
+/// The most bytes of a request: a key, a signature, and what is around them take 220.
 const MAX_REQUEST_BYTES: usize = 2048;
 
 const INTEGER: u8 = 0x02;
@@ -36,7 +36,7 @@ impl PublicKey {
     pub fn info(&self) -> Vec<u8> {
         [&P256[..], &self.0].concat()
     }
-    /// SHA-256 of that.
+    /// The SHA-256 of the SubjectPublicKeyInfo.
     pub fn fingerprint(&self) -> [u8; 32] {
         fingerprint(&self.info())
     }
@@ -51,36 +51,36 @@ impl PublicKeyData for PublicKey {
     }
 }
 
-/// A request that is not taken.
+/// Why a request is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Not PKCS #10.
+    /// Bytes that are no PKCS #10 request in DER.
     #[error("it is no PKCS #10 request in DER")]
     Malformed,
-    /// A subject.
+    /// A request that names a subject.
     #[error("it names a subject: the name comes from the invitation")]
     Subject,
-    /// Another kind of key.
+    /// A key that is not of the curve P-256.
     #[error("its key is not of the curve P-256")]
     Key,
-    /// Attributes, among them the extensions of a certificate.
+    /// A request with attributes, among them the extensions of a certificate.
     #[error(
         "it asks for extensions, as names or the rights of an authority: only its key counts, and what the certificate says comes from the invitation"
     )]
     Attributes,
-    /// Whoever sent it does not have the key.
+    /// A signature that does not prove that the sender has the key.
     #[error("it is not signed with its key by ECDSA and SHA-256")]
     Signature,
 }
 
-/// A key that was made here, and the request for its certificate.
+/// A key that this machine created, and the request for its certificate.
 pub struct Request {
     key: KeyPair,
     der: Vec<u8>,
 }
 
 impl Request {
-    /// Makes a key, and the request for it.
+    /// Creates a key, and the request for it.
     ///
     /// # Errors
     /// When the system gives no random bytes.
@@ -91,7 +91,7 @@ impl Request {
         let der = params.serialize_request(&key)?.der().to_vec();
         Ok(Self { key, der })
     }
-    /// Its public key.
+    /// The public key.
     pub fn key(&self) -> PublicKey {
         let mut point = [0; POINT];
         let raw = self.key.public_key_raw();
@@ -109,10 +109,10 @@ impl Request {
         self.key.serialize_pem()
     }
 
-    /// The key of a request whose sender has it.
+    /// The public key of a request, if its sender has the private one.
     ///
     /// # Errors
-    /// When it is not in the one form that is taken. Never panics.
+    /// When the request is not in the one form that is taken. Never panics.
     pub fn key_of(der: &[u8]) -> Result<PublicKey, RequestError> {
         if der.len() > MAX_REQUEST_BYTES {
             return Err(RequestError::Malformed);
@@ -149,10 +149,10 @@ impl Request {
     }
 }
 
-/// What is left of some DER.
+/// The rest of some DER that is not read yet.
 struct Der<'a>(&'a [u8]);
 
-/// An element: with its tag and length, and without.
+/// An element of DER: with its tag and length, and without.
 struct Element<'a> {
     whole: &'a [u8],
     content: &'a [u8],

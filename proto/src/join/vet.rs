@@ -16,23 +16,23 @@ use rustls::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Why a server is not the one that the line means.
+/// Why a server is not the coordinator that the line names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VetError {
-    /// Another authority, or none.
+    /// A server of another authority, or of none.
     #[error(
         "the server there is not of the cluster that the line is for: its authority has another key. Is the address right? If it is, somebody else answers there"
     )]
     Pin,
-    /// A chain that does not end where it should.
+    /// A certificate that the authority of the line did not issue.
     #[error("the server there shows a certificate that the authority of the line did not issue")]
     Chain,
-    /// A member of the cluster, and not its coordinator.
+    /// A member of the cluster that is not its coordinator.
     #[error("{role} {name} of this cluster answers there, and the coordinator was expected")]
     Role {
-        /// Its name.
+        /// The member's name.
         name: DeviceName,
-        /// What it is.
+        /// The member's role.
         role: Role,
     },
 }
@@ -40,24 +40,24 @@ pub enum VetError {
 /// From when a certificate is valid, or until when, if that is not now.
 pub type Validity = Option<(Option<Moment>, Option<Moment>)>;
 
-/// Who answers.
+/// The coordinator that answers, verified against the pin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vetted {
     /// The coordinator's name.
     pub name: DeviceName,
-    /// Its key, as a SubjectPublicKeyInfo.
+    /// The coordinator's public key, as a SubjectPublicKeyInfo.
     pub key: Vec<u8>,
-    /// The certificate of its authority.
+    /// The certificate of the coordinator's authority.
     pub authority: CertificateDer<'static>,
-    /// When its certificate is valid, if that is not now by our clock.
+    /// When the certificate is valid, if that is not now by the clock of this machine.
     pub valid: Validity,
 }
 
-/// Looks at the chain of a server. That its certificate is not valid now is no error yet: our clock may be wrong, and
-/// the server says what its own shows.
+/// Verifies the certificate chain of a server. That its certificate is not valid now is no error yet: the clock of
+/// this machine may be wrong, and the server says what its own shows.
 ///
 /// # Errors
-/// When it is not the coordinator of the pinned cluster.
+/// When the server is not the coordinator of the pinned cluster.
 pub fn vet(chain: &[CertificateDer<'_>], pin: &Pin, now: UnixTime) -> Result<Vetted, VetError> {
     let [end, others @ ..] = chain else { return Err(VetError::Pin) };
     let pinned = |certificate: &&CertificateDer<'_>| Pin::of(certificate) == Some(*pin);
@@ -103,7 +103,7 @@ fn issued(
     Ok(Some(valid))
 }
 
-/// How to dial the coordinator of the pinned cluster, without a certificate.
+/// The TLS config for dialling the coordinator of the pinned cluster, without a certificate.
 pub(super) fn config(pin: Pin, alpn: &[u8]) -> Result<ClientConfig, rustls::Error> {
     let provider = provider();
     let verifier = Arc::new(Pinned { pin, provider: provider.clone() });

@@ -1,24 +1,24 @@
-//! Messages on a stream: each behind its length.
+//! Messages on a stream: each follows its length.
 
 use super::message::{MAX_BYTES, Malformed, Message};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Why no message comes or goes.
+/// Why no message is received or sent.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// The stream.
+    /// The stream fails or ends.
     #[error("the connection broke off: {0}")]
     Io(#[from] io::Error),
-    /// What came.
+    /// The bytes that came are no message.
     #[error("the other side sent {0}")]
     Malformed(#[from] Malformed),
 }
 
-/// The next message.
+/// Receives the next message.
 ///
 /// # Errors
-/// When the stream ends, or what comes is none.
+/// When the stream ends, or what comes is no message.
 pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> Result<Message, WireError> {
     let length = usize::from(stream.read_u16().await?);
     if length > MAX_BYTES {

@@ -17,7 +17,7 @@ pub(super) fn number(path: &Path) -> Result<u64> {
     text.trim().parse().with_context(|| format!("{} holds no number: {text:?}", path.display()))
 }
 
-/// The number after a name, in a file with a line for each.
+/// The number after `name`, in a file with one name and number on each line.
 pub(super) fn entry(path: &Path, name: &str) -> Result<u64> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -45,8 +45,8 @@ pub(super) fn make_group(dir: &Path) -> Result<()> {
     }
 }
 
-/// Lets the groups below `dir` have these controllers, which in the second version they only have
-/// once the one above hands them on.
+/// Lets the groups below `dir` have these controllers: in the second version they have only those that the
+/// group above hands on.
 pub(super) fn hand_on(dir: &Path, controllers: &[&str]) -> Result<()> {
     let control = dir.join("cgroup.subtree_control");
     let have = text(&control);
@@ -65,8 +65,8 @@ pub(super) fn hand_on(dir: &Path, controllers: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// All processes of a group and those below it. Groups that vanish meanwhile have none, and those
-/// of threads (second version) tell theirs in the group above.
+/// All processes of a group and of the groups below it. A group that vanishes meanwhile has none; the
+/// processes of a threaded group (second version) are listed in the group above.
 pub(super) fn processes_below(dir: &Path) -> Vec<u32> {
     let mut found: Vec<u32> =
         text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.parse().ok()).collect();
@@ -79,7 +79,7 @@ fn groups_in(dir: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
-/// Removes a group and those below it, from below; done where there is none.
+/// Removes a group and those below it, the lowest first. A group that is not there is no error.
 pub(super) fn remove_groups(dir: &Path) -> io::Result<()> {
     for group in groups_in(dir) {
         remove_groups(&group)?;

@@ -23,9 +23,9 @@ pub(super) enum Version {
     Two,
 }
 
-/// Where a controller lives.
+/// Where a controller is mounted, and in which version of control groups.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct ControllerPath {
     pub(super) root: PathBuf,
     pub(super) version: Version,
 }
@@ -33,17 +33,17 @@ pub(super) struct Place {
 /// The control groups of a machine: where each controller that matters here is mounted.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Hierarchies {
-    pub(super) cpu: Option<Place>,
-    /// Accounts of processor time; in the second version part of every group.
-    pub(super) accounts: Option<Place>,
-    pub(super) memory: Option<Place>,
-    pub(super) disk: Option<Place>,
-    /// The unified hierarchy, whatever controllers it has: it can stop and go on any group.
-    pub(super) unified: Option<Place>,
+    pub(super) cpu: Option<ControllerPath>,
+    /// Accounts of processor time; in the second version they are part of every group.
+    pub(super) accounts: Option<ControllerPath>,
+    pub(super) memory: Option<ControllerPath>,
+    pub(super) disk: Option<ControllerPath>,
+    /// The unified hierarchy, whatever controllers it has: it can freeze any group.
+    pub(super) unified: Option<ControllerPath>,
 }
 
 impl Hierarchies {
-    /// Those of this machine.
+    /// The control groups of this machine.
     ///
     /// # Errors
     /// When the system does not say what is mounted.
@@ -54,8 +54,8 @@ impl Hierarchies {
         Ok(Self::parse(&mounts))
     }
 
-    /// Those among mounts, in the form of `/proc/self/mounts`. A controller is never in a hierarchy
-    /// of each version at once; of several mounts of one hierarchy the first is taken.
+    /// The control groups among mounts, in the form of `/proc/self/mounts`. A controller is never in a
+    /// hierarchy of each version at once; of several mounts of one hierarchy the first is taken.
     pub fn parse(mounts: &str) -> Self {
         let mut found = Self::default();
         for line in mounts.lines() {
@@ -71,7 +71,7 @@ impl Hierarchies {
                 _ => continue,
             };
             if version == Version::Two {
-                found.unified.get_or_insert_with(|| Place { root: root.clone(), version });
+                found.unified.get_or_insert_with(|| ControllerPath { root: root.clone(), version });
             }
             for controller in controllers.split_whitespace() {
                 let slot = match controller {
@@ -81,7 +81,7 @@ impl Hierarchies {
                     "blkio" | "io" => &mut found.disk,
                     _ => continue,
                 };
-                slot.get_or_insert_with(|| Place { root: root.clone(), version });
+                slot.get_or_insert_with(|| ControllerPath { root: root.clone(), version });
             }
         }
         if found.cpu.as_ref().is_some_and(|cpu| cpu.version == Version::Two) {
@@ -90,9 +90,9 @@ impl Hierarchies {
         found
     }
 
-    /// All of them, each once: several controllers may share a hierarchy.
-    pub(super) fn places(&self) -> Vec<&Place> {
-        let mut places: Vec<&Place> = Vec::new();
+    /// The places of all controllers, each once: several controllers may share a hierarchy.
+    pub(super) fn places(&self) -> Vec<&ControllerPath> {
+        let mut places: Vec<&ControllerPath> = Vec::new();
         let all = [&self.cpu, &self.accounts, &self.memory, &self.disk, &self.unified];
         for place in all.into_iter().flatten() {
             if !places.contains(&place) {
@@ -102,32 +102,34 @@ impl Hierarchies {
         places
     }
 
-    /// Those in which threads of a device are told apart.
-    pub(super) fn splits(&self, place: &Place) -> bool {
+    /// Whether threads of one device can be in different groups in that hierarchy.
+    pub(super) fn splits(&self, place: &ControllerPath) -> bool {
         [&self.cpu, &self.accounts, &self.unified].into_iter().flatten().any(|p| p == place)
     }
 
-    /// Controllers of the second version in that place, by name.
-    pub(super) fn handed_on(&self, place: &Place) -> Vec<&'static str> {
+    /// The names of the second version's controllers that are in that place.
+    pub(super) fn handed_on(&self, place: &ControllerPath) -> Vec<&'static str> {
         let named = [(&self.cpu, "cpu"), (&self.memory, "memory"), (&self.disk, "io")];
         let here = named.into_iter().filter(|(p, _)| p.as_ref() == Some(place));
         here.map(|(_, name)| name).collect()
     }
 
-    /// Moves a process out of the groups in which nothing real-time may run: those of the first
-    /// version's processor. The second has no such groups.
+    /// Moves a process out of the groups in which nothing real-time may run: those of the first version's
+    /// processor controller. The second version has no such groups.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn allow_real_time(&self, pid: u32) -> Result<()> {
         match self.cpu.as_ref() {
-            Some(Place { root, version: Version::One }) => write(&root.join("cgroup.procs"), pid),
+            Some(ControllerPath { root, version: Version::One }) => {
+                write(&root.join("cgroup.procs"), pid)
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// A mount point with its blanks and backslashes, which the kernel writes as octal numbers.
+/// A mount point with its blanks and backslashes, which the kernel writes as octal escapes.
 fn unescaped(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
@@ -140,8 +142,8 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn place(root: &str, version: Version) -> Option<Place> {
-        Some(Place { root: root.into(), version })
+    fn place(root: &str, version: Version) -> Option<ControllerPath> {
+        Some(ControllerPath { root: root.into(), version })
     }
 
     #[test]

@@ -1,52 +1,53 @@
-//! What clients ask for, and whether they were answered rightly.
+//! The requests of clients, and whether they were answered rightly.
 //!
-//! Within a plan an answer is the same to the bit. Over a change of the plan sums are added up otherwise: tensors
-//! are within law 1 then, and where two tokens are as near to each other as it allows, either may be chosen. So an
-//! answer that differs from the one before is gone through token by token: one device in this process is given the
-//! tokens that came, and says which it would choose next, if that of the answer had so much more as law 1 allows.
+//! Within a plan an answer is the same to the bit. Another plan sums in another order: tensors are then
+//! within law 1, and where two tokens are as near to each other as law 1 allows, either may be chosen. So an
+//! answer that differs from the one before is gone through token by token: one device in this process is
+//! given the tokens of the answer, and must choose each of them next, if its logit is raised by as much as
+//! law 1 allows.
 
 use crate::golden::{TOLERANCE, deviation};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output};
-use galaxy_common::{BatchShape, Plan, Sampling, SamplingParams, Text, Wanted};
-use galaxy_engine::{generate::Told, local::LocalCluster};
+use galaxy_common::{BatchShape, Plan, Sampling, SamplingParams, Sequence, Wanted};
+use galaxy_engine::{generate::TokenEvent, local::LocalCluster};
 use galaxy_model::ModelDir;
 use serde::{Deserialize, Serialize};
 use std::{fmt, ops::ControlFlow, sync::Arc};
 
-/// How many different requests there are.
+/// The number of different requests.
 const CASES: usize = 48;
-/// The longest prompt, and most tokens behind one.
+/// The longest prompt, and the most tokens that are generated behind one.
 const PROMPT: u32 = 120;
 const TOKENS: u32 = 96;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The answer is the one of before.
+    /// The answer is the same as before any fault.
     Right,
-    /// It is another one by as much as law 1 allows.
+    /// The answer differs, by no more than law 1 allows.
     NearTie,
-    /// It is another one.
+    /// The answer differs by more than law 1 allows.
     Wrong,
-    /// An error was told.
+    /// The request ended with an error.
     Lost,
-    /// It has no end.
+    /// The request did not end within the time limit.
     Hang,
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes, in order.
     pub const ALL: [Self; 5] = [Self::Right, Self::NearTie, Self::Wrong, Self::Lost, Self::Hang];
 
-    /// Whether there was an answer.
+    /// Whether the request was answered, rightly or not.
     pub fn is_answered(self) -> bool {
         matches!(self, Self::Right | Self::NearTie | Self::Wrong)
     }
 
-    /// Whether it is as it should be.
+    /// Whether the answer is as it should be.
     pub fn is_fine(self) -> bool {
         matches!(self, Self::Right | Self::NearTie)
     }
@@ -64,34 +65,34 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What is asked for.
+/// One request of a client.
 #[derive(Clone, PartialEq, Debug)]
 enum Case {
-    /// Tokens behind a prompt, by these settings.
+    /// Tokens to generate behind a prompt, by these settings of the sampler.
     Text { prompt: Vec<u32>, tokens: u32, sampling: SamplingParams },
     /// Hidden states of some sequences.
     Tensors(Vec<Vec<u32>>),
 }
 
-/// What came.
+/// The answer to a request.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Answer {
-    /// Tokens, and the text that they are; no text where the model has no tokenizer.
+    /// The generated tokens and their text, which is empty where the model has no tokenizer.
     Text(Vec<u32>, String),
-    /// The values of each sequence.
+    /// The values of each sequence, in the order of the request.
     Tensors(Vec<Vec<f32>>),
 }
 
-/// Requests, and their answers.
+/// The requests, and the answers to them before any fault.
 pub struct Cases {
     cases: Vec<Case>,
     answers: Vec<Answer>,
-    /// One device that has the whole model.
+    /// One device in this process that has the whole model.
     alone: LocalCluster,
 }
 
 impl Cases {
-    /// Some requests, which nobody has answered yet. `plan` is that of one device.
+    /// Makes the requests, which are not answered yet. `plan` is the plan of one device.
     pub fn new(seed: u64, model: Arc<ModelDir>, plan: Plan) -> Result<Self> {
         let mut dice = Rng::with_seed(seed);
         // Letters, where tokens are bytes.
@@ -105,7 +106,7 @@ impl Cases {
         let case = |at: usize| match at % 6 {
             0 => Case::Tensors((0..1 + at / 6 % 4).map(|_| ids(PROMPT)).collect()),
             kind => {
-                // As many greedy ones as others, and of these some that look back.
+                // As many greedy requests as sampled ones, and some of these with a penalty.
                 let greedy = kind < 3;
                 let sampling = SamplingParams {
                     temperature: Some(if greedy { 0.0 } else { 0.8 }),
@@ -121,12 +122,12 @@ impl Cases {
         Ok(Self { cases, answers: Vec::new(), alone: LocalCluster::open(model, plan)? })
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.cases.len()
     }
 
-    /// Asks each once, and keeps what is answered: of a cluster to which nothing happens.
+    /// Asks every request once, of a cluster without faults, and keeps the answers.
     pub async fn asked(mut self, clients: &[Client]) -> Result<Self> {
         for (case, client) in (0..self.len()).zip(clients.iter().cycle()) {
             let answer = self.ask(client, case, &mut || ()).await?;
@@ -137,7 +138,7 @@ impl Cases {
         Ok(self)
     }
 
-    /// Asks, and says whenever something comes.
+    /// Asks one request, and calls `heard` whenever something of the answer arrives.
     pub async fn ask(
         &self,
         client: &Client,
@@ -179,7 +180,7 @@ impl Cases {
         }
     }
 
-    /// What an answer is, and what is wrong with it.
+    /// Judges an answer: its outcome, and what is wrong with it.
     pub fn judge(&self, case: usize, answer: &Answer) -> Result<(Outcome, String)> {
         if self.answers[case] == *answer {
             return Ok((Outcome::Right, String::new()));
@@ -194,7 +195,7 @@ impl Cases {
         self.judged(case, answer)
     }
 
-    /// The same by what one device says.
+    /// Judges an answer by what the one device of this process computes.
     fn judged(&self, case: usize, answer: &Answer) -> Result<(Outcome, String)> {
         let why = match (&self.cases[case], answer) {
             (Case::Tensors(sequences), Answer::Tensors(tensors)) => {
@@ -234,7 +235,7 @@ impl Cases {
         Ok(None)
     }
 
-    /// What is wrong with tokens behind a prompt.
+    /// Checks tokens behind a prompt: what is wrong with them, if anything.
     fn tokens(&self, prompt: &[u32], made: &[u32], by: &Sampling) -> Result<Option<String>> {
         let mut at = 0;
         while at < made.len() {
@@ -263,7 +264,7 @@ impl Cases {
         Ok(None)
     }
 
-    /// So many tokens that one device chooses behind these.
+    /// The next `count` tokens that one device chooses behind these.
     fn choose(
         &self,
         prompt: &[u32],
@@ -274,9 +275,9 @@ impl Cases {
         let tokens = [prompt, made].concat();
         let rows = (tokens.len() + count) as u32;
         let (sampling, prompt) = (by.clone(), prompt.len());
-        let text = Text { slot: 0, rows, sampling, tokens, prompt };
+        let text = Sequence { slot: 0, rows, sampling, tokens, prompt };
         let mut chosen = Vec::new();
-        let mut tell = |told: &Told| {
+        let mut tell = |told: &TokenEvent| {
             chosen.push(told[0] as u32);
             ControlFlow::Continue(())
         };

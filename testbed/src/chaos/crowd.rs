@@ -17,17 +17,17 @@ use std::{
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 
-/// A request that has no end after so long hangs.
+/// A request that has not ended after this time hangs.
 const HANG: Duration = Duration::from_secs(300);
 
-/// Clients that ask until they are told to end.
+/// Clients that ask one request after another until `Crowd::end`.
 pub struct Crowd {
     over: Arc<AtomicBool>,
     clients: JoinSet<Result<()>>,
 }
 
 impl Crowd {
-    /// Has all begin.
+    /// Starts all clients, each as a task of the runtime.
     pub fn begin(
         runtime: &Runtime,
         clients: Vec<Client>,
@@ -38,7 +38,7 @@ impl Crowd {
         let over = Arc::new(AtomicBool::new(false));
         let mut all = JoinSet::new();
         for (number, client) in clients.into_iter().enumerate() {
-            // Another run asks otherwise, and goes on alike.
+            // A run that goes on with a record asks other requests than before, and the same each time.
             let dice = Rng::with_seed(seed ^ (number as u64 + 1) << 32 ^ record.answered() as u64);
             let (over, cases, record) = (over.clone(), cases.clone(), record.clone());
             let asking = ask(number, client, cases, record, over, dice);
@@ -47,7 +47,7 @@ impl Crowd {
         Self { over, clients: all }
     }
 
-    /// Has each end with what it asks for, and waits for that.
+    /// Lets each client end the request that it is waiting for, and joins all of them.
     pub async fn end(mut self) -> Result<()> {
         self.over.store(true, Ordering::Relaxed);
         while let Some(ended) = self.clients.join_next().await {

@@ -1,14 +1,14 @@
-//! What befalls a cluster.
+//! The faults of a cluster.
 
 use crate::processes::TestCluster;
 use anyhow::{Context, Result};
 use fastrand::Rng;
 use std::{fmt, time::Duration};
 
-/// Shortest time that something is broken.
+/// The shortest time that a fault lasts, in ms.
 const LEAST: u64 = 50;
 
-/// What is broken, and for how long.
+/// One fault: what is broken, of which device, and for how long.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Fault {
     kind: Kind,
@@ -38,8 +38,8 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Breaks it, waits, and mends it.
-    pub fn strike(&self, cluster: &mut TestCluster) -> Result<()> {
+    /// Injects the fault, waits for as long as it lasts, and mends it.
+    pub fn inject(&self, cluster: &mut TestCluster) -> Result<()> {
         let Self { kind, device, outage } = *self;
         match kind {
             Kind::Kill => {
@@ -70,15 +70,15 @@ impl Fault {
     }
 }
 
-/// Faults, one after another: each kind once before any comes again, in an order by chance.
-pub struct Deck {
+/// Faults, one after another: each kind once before any comes again, in a random order.
+pub struct FaultSequence {
     dice: Rng,
     kinds: Vec<Kind>,
     left: Vec<Kind>,
 }
 
-impl Deck {
-    /// `links` says whether devices have links that can be pulled.
+impl FaultSequence {
+    /// A deck by a seed. `links` says whether devices have links that can be pulled.
     pub fn new(seed: u64, links: bool) -> Self {
         let mut kinds = vec![Kind::Kill, Kind::Freeze, Kind::Coordinator];
         if links {
@@ -87,7 +87,7 @@ impl Deck {
         Self { dice: Rng::with_seed(seed), kinds, left: Vec::new() }
     }
 
-    /// The next, which lasts so many ms at most. Most last less than half of that.
+    /// The next fault, which lasts at most about `outage` ms. Most last less than half of that.
     pub fn next(&mut self, outage: u64) -> Fault {
         if self.left.is_empty() {
             self.left.clone_from(&self.kinds);
@@ -99,7 +99,7 @@ impl Deck {
         Fault { kind, device: self.dice.usize(..super::DEVICES), outage }
     }
 
-    /// How long nothing happens, of so many ms at most.
+    /// A random pause of at most `most` ms.
     pub fn pause(&mut self, most: u64) -> Duration {
         Duration::from_millis(self.dice.u64(..=most))
     }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn each_kind_comes_as_often_and_the_same_each_time() {
         let faults = |seed| {
-            let mut deck = Deck::new(seed, true);
+            let mut deck = FaultSequence::new(seed, true);
             (0..40).map(|_| deck.next(1000)).collect::<Vec<_>>()
         };
         let all = faults(3);
@@ -121,7 +121,7 @@ mod tests {
         }
         assert_eq!(all, faults(3));
         assert_ne!(all, faults(4));
-        let mut without = Deck::new(3, false);
+        let mut without = FaultSequence::new(3, false);
         assert!((0..40).all(|_| without.next(1000).kind != Kind::Unplug));
     }
 }

@@ -1,4 +1,4 @@
-//! What was broken, and what became of each request: a line of JSON each.
+//! The record of a run: each fault and each request as a line of JSON.
 
 use super::cases::Outcome;
 use crate::plot::{self, Axis, Chart, Kind, Point, Series};
@@ -14,57 +14,57 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// What lines of one record have in common.
+/// The settings that all lines of one record share.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// The model's name.
     pub model: String,
-    /// How many clients there were.
+    /// The number of clients.
     pub clients: usize,
-    /// What decided on faults and requests.
+    /// The seed that decided on faults and requests.
     pub seed: u64,
-    /// What each device granted.
+    /// The memory that each device granted.
     pub memory: Bytes,
     /// Whether devices had no links of their own.
     pub loopback: bool,
 }
 
-/// A line.
+/// One line of the record.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "line")]
 pub enum Line {
-    /// The first.
+    /// The first line: the settings of the run.
     Chaos(Settings),
-    /// Something was broken, and mended.
+    /// A fault, which has been mended.
     Fault {
-        /// Which, from 0.
+        /// The number of the fault, from 0.
         number: usize,
-        /// What.
+        /// The fault as a sentence.
         what: String,
-        /// How long it was broken,
+        /// How long the fault lasted, in ms.
         broken_ms: u64,
-        /// and how long it took from then to the next answer of any client.
+        /// The time from its end to the next answer of any client, in ms.
         mended_ms: u64,
     },
-    /// A request has ended.
+    /// A request that has ended.
     Request {
-        /// Of which client.
+        /// The number of the client that asked.
         client: usize,
-        /// What it asked for.
+        /// The number of the request among the cases of the run.
         case: usize,
-        /// What became of it.
+        /// The outcome of the request.
         outcome: Outcome,
-        /// How long it took,
+        /// How long the request took, in ms.
         took_ms: u64,
-        /// and the longest time in which nothing came of it.
+        /// The longest time in which nothing of the answer arrived, in ms.
         waited_ms: u64,
-        /// What was wrong.
+        /// What was wrong with the answer; empty where nothing was.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         why: String,
     },
 }
 
-/// The file, and what stands in it.
+/// The file of a record, and the summary of its lines.
 pub struct Record(Mutex<State>);
 
 struct State {
@@ -72,24 +72,25 @@ struct State {
     summary: Summary,
 }
 
-/// What became of requests.
+/// The outcomes of the requests, and how long clients waited.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Summary {
-    /// Things that were broken.
+    /// The number of faults.
     pub faults: usize,
-    /// Requests by what became of them.
+    /// The number of requests of each outcome.
     pub outcomes: BTreeMap<Outcome, usize>,
-    /// The longest time in which nothing came of a request, for each that was answered, in ms and ascending.
+    /// The longest time in which nothing of an answer arrived, for each answered request, in ms and
+    /// ascending.
     pub waited_ms: Vec<u64>,
-    /// How long it took after each fault until somebody was answered, in ms and ascending.
+    /// The time from the end of each fault to the next answer, in ms and ascending.
     pub mended_ms: Vec<u64>,
 }
 
 impl Record {
-    /// Goes on with a record of the same settings, or begins one.
+    /// Opens the record at `path` to go on with it, or begins one.
     ///
     /// # Errors
-    /// When it is of others, or cannot be read or written.
+    /// When it has other settings, or cannot be read or written.
     pub fn open(path: &Path, settings: &Settings) -> Result<Arc<Self>> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -127,7 +128,7 @@ impl Record {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a line.
+    /// Appends a line.
     ///
     /// # Errors
     /// When the disk refuses.
@@ -139,22 +140,22 @@ impl Record {
         state.file.write_all(text.as_bytes()).context("the record cannot be written")
     }
 
-    /// How many faults there were.
+    /// The number of faults so far.
     pub fn faults(&self) -> usize {
         self.state().summary.faults
     }
 
-    /// How many requests were answered.
+    /// The number of requests that were answered so far.
     pub fn answered(&self) -> usize {
         self.state().summary.waited_ms.len()
     }
 
-    /// Requests by what became of them, in a line.
+    /// The number of requests of each outcome, on one line.
     pub fn counts(&self) -> String {
         self.state().summary.counts()
     }
 
-    /// What there is so far.
+    /// The summary of all lines so far.
     pub fn summary(&self) -> Summary {
         let mut summary = self.state().summary.clone();
         summary.waited_ms.sort_unstable();
@@ -180,7 +181,7 @@ impl Summary {
         }
     }
 
-    /// How many requests became that.
+    /// The number of requests of that outcome.
     pub fn of(&self, outcome: Outcome) -> usize {
         self.outcomes.get(&outcome).copied().unwrap_or(0)
     }
@@ -195,7 +196,7 @@ impl Summary {
         each.join(", ")
     }
 
-    /// Draws how long requests waited.
+    /// Draws how long requests waited, as a plot.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -224,7 +225,7 @@ impl Summary {
     }
 }
 
-/// The value below which such a share of them lies.
+/// The value below which this share of the ascending values lies.
 fn quantile(ascending: &[u64], share: f64) -> u64 {
     let last = ascending.len().saturating_sub(1);
     ascending.get((last as f64 * share).round() as usize).copied().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Looking at the cells of a record by what is varied in them.
+//! Access to the cells of a record by environment, model and variant.
 
 use crate::{
     experiment::EXPERIMENTS,
@@ -8,24 +8,24 @@ use crate::{
 use galaxy_common::Spread;
 use std::fmt;
 
-/// The value that most cells have.
+/// The name of the value that most cells have.
 pub(super) const LATENCY: &str = "latency_ms";
-/// What has no figure because nobody took it.
+/// The text in place of a figure that nobody measured.
 pub(super) const NOT_MEASURED: &str = "not measured";
 
-/// Why there is no figure.
+/// The reason why there is no figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lack {
-    /// There can be none: a side of it has too little memory, or there is no such plan.
+    /// There can be no figure: a side of it has too little memory, or there is no such plan.
     Impossible,
-    /// It was not measured, or no sample of it counts.
+    /// The cell was not measured, or no sample of it counts.
     Missing,
 }
 
 /// A measured figure, or why there is none.
 pub(super) type Figure = Result<Spread, Lack>;
 
-/// What a cell is of.
+/// The labels of a cell: its environment, model and variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Name<'a> {
     pub(super) environment: &'a str,
@@ -34,7 +34,8 @@ pub(super) struct Name<'a> {
 }
 
 impl<'a> Name<'a> {
-    /// From its labels, or from its key, as of one that never ran. An environment's name may have a `/` in it.
+    /// The name by the cell's labels, or by its key where it never ran. An environment's name may contain a
+    /// `/`.
     pub(super) fn of(cell: &'a Cell) -> Self {
         let mut parts = cell.key.rsplitn(3, '/');
         let mut label = |name: &str| {
@@ -45,19 +46,19 @@ impl<'a> Name<'a> {
         Self { environment: label("environment"), model, variant }
     }
 
-    /// Where it was measured.
+    /// The place where the cell was measured.
     pub(super) fn at(self) -> At<'a> {
         let (environment, rate) = place(self.environment);
         At { environment, rate, model: self.model }
     }
 }
 
-/// Where something is to be measured: on an environment, at the rate of its links where that is not their own,
-/// with a model.
+/// A place of measurement: an environment, the rate of its links where that is not the environment's own, and
+/// a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct At<'a> {
     pub(super) environment: &'a str,
-    /// In Mbit/s.
+    /// The rate of the links in Mbit/s; none where it is the environment's own.
     pub(super) rate: Option<u32>,
     pub(super) model: &'a str,
 }
@@ -71,7 +72,7 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// All combinations of these.
+/// All combinations of environments, rates and models.
 pub(super) fn grid<'a>(
     environments: &[&'a str],
     rates: &[Option<u32>],
@@ -86,8 +87,8 @@ pub(super) fn grid<'a>(
     grid
 }
 
-/// An environment without what its devices have instead of their own, and their rate in Mbit/s where that is
-/// such: `A-10Mbit-8GB`, as cells have it, and `A@10Mbit/s,memory=8GB`, as it is asked for, are `A` and 10.
+/// The name of an environment without changes, and the rate in Mbit/s where a change sets it: `A-10Mbit-8GB`,
+/// as cells have it, and `A@10Mbit/s,memory=8GB`, as it is asked for, are `A` and 10.
 fn place(environment: &str) -> (&str, Option<u32>) {
     let mut parts = environment.split(['@', '-', ',']);
     let base = parts.next().unwrap_or_default();
@@ -101,26 +102,26 @@ fn place(environment: &str) -> (&str, Option<u32>) {
     (base, rate)
 }
 
-/// The cells of a record, none where there is no record.
+/// The cells of a record; none where there is no record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cells<'a> {
     pub(super) record: Option<&'a Record>,
 }
 
 impl<'a> Cells<'a> {
-    /// All of them, in the order of the record.
+    /// All cells, in the order of the record.
     pub(super) fn all(self) -> impl Iterator<Item = (Name<'a>, &'a Cell)> {
         let cells = self.record.into_iter().flat_map(|record| &record.cells);
         cells.map(|cell| (Name::of(cell), cell))
     }
 
-    /// The one of a variant.
+    /// The cell of a variant at a place.
     pub(super) fn find(self, at: At<'_>, variant: &str) -> Option<&'a Cell> {
         let mut all = self.all();
         all.find(|(name, _)| name.at() == at && name.variant == variant).map(|(_, cell)| cell)
     }
 
-    /// Where there are any.
+    /// The places that have cells, each once.
     pub(super) fn places(self) -> Vec<At<'a>> {
         let mut places = Vec::new();
         for (name, _) in self.all() {
@@ -131,12 +132,12 @@ impl<'a> Cells<'a> {
         places
     }
 
-    /// The one of this name.
+    /// The cell of this key.
     pub(super) fn named(self, key: &str) -> Option<&'a Cell> {
         self.record?.cells.iter().find(|cell| cell.key == key)
     }
 
-    /// How many devices an environment has.
+    /// The number of devices of an environment; NaN where it is not known.
     pub(super) fn devices(self, at: At<'_>) -> f64 {
         let Some(record) = self.record else { return f64::NAN };
         let here = |environment: &str| place(environment) == (at.environment, at.rate);
@@ -147,7 +148,7 @@ impl<'a> Cells<'a> {
         known.find(|count| count.is_finite()).or(count).unwrap_or(f64::NAN)
     }
 
-    /// What the paper found there.
+    /// The paper's figure for a variant at a place.
     pub(super) fn paper(self, at: At<'_>, variant: &str) -> Option<f64> {
         let record = self.record?;
         let kept = self.find(at, variant).and_then(|cell| cell.paper);
@@ -155,7 +156,7 @@ impl<'a> Cells<'a> {
         kept.or_else(|| (known()?.paper)(at.environment, at.model))
     }
 
-    /// All latencies beside their bounds.
+    /// A table of the latencies of all cells, beside their bounds.
     pub(super) fn every(self) -> Option<Table> {
         let record = self.record?;
         let title = format!("Every cell of {}", record.experiment);
@@ -177,7 +178,7 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// A value of a cell.
+/// A value of a cell, over the samples that count.
 pub(super) fn measured(cell: Option<&Cell>, value: &str) -> Figure {
     let cell = cell.ok_or(Lack::Missing)?;
     match &cell.outcome {
@@ -187,10 +188,10 @@ pub(super) fn measured(cell: Option<&Cell>, value: &str) -> Figure {
     }
 }
 
-/// A value of one cell over that of another, so many times, sample by sample.
+/// A value of one cell over that of another, multiplied by `times`, sample by sample.
 pub(super) fn over(above: Option<&Cell>, below: Option<&Cell>, value: &str, times: f64) -> Figure {
     let sides = [measured(above, value), measured(below, value)];
-    // What cannot be is not waited for.
+    // A value that cannot be goes before one that is missing.
     for lack in [Lack::Impossible, Lack::Missing] {
         if sides.contains(&Err(lack)) {
             return Err(lack);
@@ -201,7 +202,7 @@ pub(super) fn over(above: Option<&Cell>, below: Option<&Cell>, value: &str, time
     Some(Spread::of_ratio(&above, &values(below))).filter(|s| s.n > 0).ok_or(Lack::Missing)
 }
 
-/// Its latency, or a word on why there is none.
+/// The latency of a cell as text, or the reason why there is none.
 pub(super) fn latency(cell: Option<&Cell>) -> String {
     match cell {
         Some(cell) if cell.outcome != Outcome::Measured || !cell.samples.is_empty() => {
@@ -211,22 +212,22 @@ pub(super) fn latency(cell: Option<&Cell>) -> String {
     }
 }
 
-/// What cannot be beaten, ms.
+/// The bound of a cell in ms; NaN where it has none.
 pub(super) fn bound(cell: Option<&Cell>) -> f64 {
     cell.and_then(|cell| cell.bound.as_ref()).map_or(f64::NAN, |bound| bound.ms)
 }
 
-/// The bound over what was measured.
+/// The bound of a cell over its measured latency; NaN where one of them is missing.
 pub(super) fn of_bound(cell: Option<&Cell>) -> f64 {
     bound(cell) / measured(cell, LATENCY).map_or(f64::NAN, |spread| spread.median)
 }
 
-/// A fact of a cell.
+/// A fact of a cell by its name; NaN where it has none of that name.
 pub(super) fn fact(cell: Option<&Cell>, name: &str) -> f64 {
     cell.and_then(|cell| cell.facts.get(name)).copied().unwrap_or(f64::NAN)
 }
 
-/// How a figure stands in a table.
+/// A figure as the text of a table's cell.
 pub(super) fn text(figure: &Figure, digits: usize) -> String {
     match figure {
         Ok(spread) => format!("{spread:.digits$}"),
@@ -247,7 +248,7 @@ pub(super) fn percent(value: f64) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::evaluation::made::record;
+    use crate::evaluation::fixtures::record;
 
     #[test]
     fn environments_are_known_with_their_rates() {

@@ -1,60 +1,60 @@
-//! One thing that was to be reached, and whether it was.
+//! A goal of the evaluation, and whether it was reached.
 
 use super::cells::{Lack, NOT_MEASURED, percent, shown};
 
-/// What must hold of the values.
+/// The rule that a goal sets for its values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Rule {
-    /// Every one is at least this.
+    /// Every value is at least this.
     Every(f64),
-    /// One is at least this.
+    /// At least one value is at least this.
     Any(f64),
-    /// None is above this.
+    /// No value is above this.
     Never(f64),
 }
 
-/// How values are shown.
+/// The unit in which values are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unit {
     Times,
     Share,
 }
 
-/// One thing that was to be reached.
+/// A goal, with the values that are judged by it.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Goal {
     what: &'static str,
-    /// What the paper found.
+    /// The paper's figure, as text.
     paper: &'static str,
     rule: Rule,
     unit: Unit,
     values: Vec<(String, Result<f64, Lack>)>,
 }
 
-/// The columns of [`Goal::row`].
+/// The column names of [`Goal::row`].
 pub(super) const COLUMNS: [&str; 7] =
     ["what", "expected", "paper", "worst", "best", "reached", "section"];
 
 impl Goal {
-    /// One without values yet.
+    /// A goal without values.
     pub(super) fn new(what: &'static str, paper: &'static str, rule: Rule, unit: Unit) -> Self {
         Self { what, paper, rule, unit, values: Vec::new() }
     }
 
-    /// Adds the value of a cell. One that is no number is missing.
+    /// Adds the value of a cell. A value that is not finite counts as missing.
     pub(super) fn add(&mut self, cell: impl ToString, value: Result<f64, Lack>) {
         let finite = |value: f64| if value.is_finite() { Ok(value) } else { Err(Lack::Missing) };
         self.values.push((cell.to_string(), value.and_then(finite)));
     }
 
-    /// Its line in the summary.
+    /// The goal's row in the table of the summary.
     pub(super) fn row(&self, link: &str) -> [String; 7] {
         let (worst, best) = self.ends();
         let (what, paper) = (self.what.to_owned(), self.paper.to_owned());
         [what, self.expected(), paper, worst, best, self.reached(), link.to_owned()]
     }
 
-    /// A digit more than tables show, so that what is missed by little does not look reached.
+    /// A value with one digit more than tables show, so that what is missed by little does not look reached.
     fn text(&self, value: f64) -> String {
         match self.unit {
             Unit::Times => shown(value, 3),
@@ -78,7 +78,7 @@ impl Goal {
         self.values.iter().filter_map(|(cell, value)| Some((cell.as_str(), value.ok()?)))
     }
 
-    /// The worst and the best value, and where they are.
+    /// The worst and the best value, each with its cell.
     fn ends(&self) -> (String, String) {
         let least = self.measured().min_by(|(_, a), (_, b)| a.total_cmp(b));
         let most = self.measured().max_by(|(_, a), (_, b)| a.total_cmp(b));
@@ -92,7 +92,7 @@ impl Goal {
         (end(worst), end(best))
     }
 
-    /// Whether it was reached: yes, no or in part, and how many cells that does not say anything of.
+    /// Whether the goal was reached: yes, no or in part, and how many cells were not measured.
     pub(super) fn reached(&self) -> String {
         let holds = |value: f64| match self.rule {
             Rule::Every(least) | Rule::Any(least) => value >= least,

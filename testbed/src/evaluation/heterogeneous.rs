@@ -10,20 +10,21 @@ use super::{
 };
 use crate::{record::Cell, report::Table};
 
-/// The record that it is made from.
+/// The name of the record that the section shows.
 pub(super) const RECORD: &str = "heterogeneous";
-/// The paper's, which are judged, and others.
+/// The paper's environments, which are judged; below it, our own.
 const JUDGED: [&str; 3] = ["D", "E", "F"];
 const OTHERS: [&str; 3] = ["G", "H", "I"];
 const MODELS: [&str; 3] = ["distilbert", "bert-large", "gpt2-large"];
-/// What it is compared with: as the planner makes them, and in equal parts, as the paper has them.
+/// The variants that `auto` is compared with, as the planner makes them; below it, in equal parts, as the
+/// paper has them.
 const PLANNED: [&str; 2] = ["megatron", "sequence"];
 const EQUAL: [&str; 2] = ["megatron-equal", "sequence-equal"];
-/// Least ratio everywhere, and at best.
+/// The least ratio in every cell; below it, the least at best.
 const EVERYWHERE: f64 = 1.3;
 const AT_BEST: f64 = 2.5;
 
-/// The faster of two that fits in memory.
+/// The faster of two variants, among those that fit in memory.
 fn better<'a>(cells: Cells<'a>, at: At<'_>, names: [&str; 2]) -> Result<&'a Cell, Lack> {
     let mut best: Option<(f64, &Cell)> = None;
     for name in names {
@@ -41,7 +42,7 @@ fn better<'a>(cells: Cells<'a>, at: At<'_>, names: [&str; 2]) -> Result<&'a Cell
     best.map(|(_, cell)| cell).ok_or(Lack::Impossible)
 }
 
-/// The name and the latency of what was better.
+/// The name and the latency of the better variant, as text.
 fn named(cell: Result<&Cell, Lack>) -> String {
     match cell {
         Ok(cell) => format!("{} {}", Name::of(cell).variant, latency(Some(cell))),
@@ -125,7 +126,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
 mod tests {
     use super::*;
     use crate::{
-        evaluation::made::{of, record, records},
+        evaluation::fixtures::{of, record, records},
         record::Outcome,
     };
 

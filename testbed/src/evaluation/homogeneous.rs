@@ -7,16 +7,16 @@ use super::{
 };
 use crate::report::Table;
 
-/// The record that it is made from.
+/// The name of the record that the section shows.
 pub(super) const RECORD: &str = "table4";
 const ENVIRONMENTS: [&str; 3] = ["A", "B", "C"];
 const MODELS: [&str; 5] = ["distilbert", "bert-large", "gpt2-large", "opt-1.3b", "opt-2.7b"];
-/// Least share of what the bounds allow.
+/// The least share of the ratio that the bounds allow.
 const OF_BOUND: f64 = 0.95;
-/// Least ratio, in one cell of B or C.
+/// The least ratio that one cell of B or C must reach.
 const RATIO: f64 = 1.5;
 
-/// The paper's speedup over sequence parallelism; where there is none, that was out of memory.
+/// The paper's speedup over sequence parallelism; NaN where sequence parallelism was out of memory.
 fn over_sequence(environment: &str, model: &str) -> f64 {
     match (environment, model) {
         ("A", "distilbert") => 1.08,
@@ -93,7 +93,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluation::made::records;
+    use crate::evaluation::fixtures::records;
 
     fn reached(records: &Records) -> Vec<String> {
         shown_of(records).goals.iter().map(Goal::reached).collect()

@@ -7,18 +7,18 @@ use super::{
 };
 use crate::report::Table;
 
-/// The record that it is made from.
+/// The name of the record that the section shows.
 pub(super) const RECORD: &str = "peers";
-/// Ours without TLS, as Gloo is, and with it.
+/// The variant of our runs without TLS, as Gloo runs; below it, the one with TLS.
 const OURS: &str = "galaxy";
 const WITH_TLS: &str = "galaxy-tls";
 const SINGLE: &str = "pytorch-single";
 const MEGATRON: &str = "pytorch-megatron";
 const SEQUENCE: &str = "pytorch-sequence";
-/// Where its Megatron-style run must be slower by so much.
+/// The environments in which PyTorch's Megatron-style run must be slower by at least `RATIO`.
 const EQUAL_BOARDS: [&str; 3] = ["A", "B", "C"];
 const RATIO: f64 = 1.3;
-/// Faster, to the digits that are shown.
+/// The ratio above which we are faster, to the digits that are shown.
 const FASTER: f64 = 1.0;
 
 pub(super) fn shown_of(records: &Records) -> Shown {
@@ -90,7 +90,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
 mod tests {
     use super::*;
     use crate::{
-        evaluation::made::{of, record},
+        evaluation::fixtures::{of, record},
         record::Outcome,
     };
 

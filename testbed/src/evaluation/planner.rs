@@ -7,19 +7,19 @@ use super::{
 use crate::report::Table;
 use galaxy_common::Spread;
 
-/// The records with plans of the planner's.
+/// The names of the records that have plans of the planner.
 pub(super) const RECORDS: &[&str] = &["planner", "table4", "heterogeneous", "bandwidth"];
 const AUTO: &str = "auto";
-/// What it is compared with.
+/// The strategies that `auto` is compared with.
 const OTHERS: [&str; 5] = ["local", "megatron", "sequence", "pipeline", "galaxy"];
-/// What a cell's prediction is kept as.
+/// The fact of a cell that is its predicted latency.
 const PREDICTED: &str = "predicted_ms";
-/// Errors that predictions should, and must, stay within.
+/// The errors that predictions should stay within, and must stay within.
 const ERRORS: [f64; 2] = [0.1, 0.2];
-/// Most of the best other's latency.
+/// The highest ratio of the latency of `auto` to that of the best other strategy.
 const OF_BEST: f64 = 1.05;
 
-/// How far predictions are off in a record, without their signs.
+/// The errors of a record's predictions, as shares of what was measured and without their signs.
 fn errors(cells: Cells<'_>) -> Vec<f64> {
     let off = |cell| {
         let measured = measured(Some(cell), LATENCY).ok()?.median;
@@ -28,7 +28,7 @@ fn errors(cells: Cells<'_>) -> Vec<f64> {
     cells.all().filter_map(|(_, cell)| off(cell)).collect()
 }
 
-/// The latency of `auto` over that of the best other, and which that is.
+/// The latency of `auto` over that of the best other strategy, and the name of that strategy.
 fn of_best(cells: Cells<'_>, at: At<'_>) -> Option<(Spread, &'static str)> {
     let auto = cells.find(at, AUTO);
     let found = OTHERS.into_iter().filter_map(|name| {
@@ -99,7 +99,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluation::made::{of, record};
+    use crate::evaluation::fixtures::{of, record};
 
     #[test]
     fn auto_is_held_against_the_best_other() {

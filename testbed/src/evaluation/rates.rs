@@ -7,17 +7,17 @@ use super::{
 };
 use crate::report::Table;
 
-/// The record that it is made from.
+/// The name of the record that the section shows.
 pub(super) const RECORD: &str = "bandwidth";
 const ENVIRONMENTS: [&str; 2] = ["A", "F"];
 const MODELS: [&str; 2] = ["distilbert", "bert-large"];
-/// Of the links, Mbit/s.
+/// The rates of links, in Mbit/s.
 const RATES: [Option<u32>; 6] = [Some(10), Some(20), Some(40), Some(125), Some(500), Some(1000)];
-/// Slow ones are at most this, Mbit/s.
+/// The highest rate of a slow link, in Mbit/s.
 const SLOW: u32 = 40;
-/// Least ratio over `galaxy` there.
+/// The least speedup over `galaxy` on slow links.
 const RATIO: f64 = 1.5;
-/// Most of the best single device's latency.
+/// The highest ratio of the latency of `auto` to that of the best single device.
 const OF_ONE: f64 = 1.05;
 
 pub(super) fn shown_of(records: &Records) -> Shown {
@@ -94,7 +94,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluation::made::records;
+    use crate::evaluation::fixtures::records;
 
     fn reached(records: &Records) -> Vec<String> {
         shown_of(records).goals.iter().map(Goal::reached).collect()

@@ -10,33 +10,35 @@ use super::{
 };
 use crate::{record::Cell, report::Table};
 
-/// The records that it is made from: as much work for each device, and the same work for all.
+/// The name of the record with as much work for each device; below it, the one with the same work for all.
 pub(super) const WEAK: &str = "weak";
 pub(super) const STRONG: &str = "strong";
 const ENVIRONMENTS: [&str; 3] = ["A", "B", "C"];
-/// Of the links, Mbit/s.
+/// The rate of the links, in Mbit/s.
 const RATE: [Option<u32>; 1] = [Some(1000)];
 const MODELS: [&str; 2] = ["gpt2-large-4", "opt-2.7b-4"];
 /// The environment of four devices, which is judged.
 const FOUR: &str = "C";
-/// Least share of linear, and least speedup.
+/// The least share of linear scaling; below it, the least speedup.
 const OF_LINEAR: f64 = 0.86;
 const SPEEDUP: f64 = 3.3;
 
-/// Operations of a run, or its tokens where those are not known.
+/// The work of a run on all devices over that of a run on one: by operations, or by tokens where those are
+/// not known.
 fn work(one: Option<&Cell>, all: Option<&Cell>) -> f64 {
     let of = |name| fact(all, name) / fact(one, name);
     [of("flops"), of("tokens")].into_iter().find(|times| times.is_finite()).unwrap_or(f64::NAN)
 }
 
-/// The work of all devices in a second, over that of one so many times.
+/// The work of all devices in a second over that of one device times their number, and the same by the
+/// bounds.
 fn of_linear(cells: Cells<'_>, at: At<'_>, all: Option<&Cell>) -> (Figure, f64) {
     let one = cells.find(at, "local");
     let times = work(one, all) / cells.devices(at);
     (over(one, all, LATENCY, times), bound(one) / bound(all) * times)
 }
 
-/// The latency of one device over that of all.
+/// The latency of one device over that of all, and the same by the bounds.
 fn speedup(cells: Cells<'_>, at: At<'_>, all: Option<&Cell>) -> (Figure, f64) {
     let one = cells.find(at, "local");
     (over(one, all, LATENCY, 1.0), bound(one) / bound(all))
@@ -44,8 +46,8 @@ fn speedup(cells: Cells<'_>, at: At<'_>, all: Option<&Cell>) -> (Figure, f64) {
 
 type Gain = fn(Cells<'_>, At<'_>, Option<&Cell>) -> (Figure, f64);
 
-/// What differs between both.
-struct Side {
+/// What differs between weak and strong scaling.
+struct ScalingPage {
     record: &'static str,
     title: &'static str,
     gain: Gain,
@@ -55,7 +57,7 @@ struct Side {
 
 pub(super) fn shown_of(records: &Records) -> Shown {
     let sides = [
-        Side {
+        ScalingPage {
             record: WEAK,
             title: "96 tokens for each device, 1000 Mbit/s",
             gain: of_linear,
@@ -67,7 +69,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
                 Unit::Share,
             ),
         },
-        Side {
+        ScalingPage {
             record: STRONG,
             title: "384 tokens, 1000 Mbit/s",
             gain: speedup,
@@ -93,7 +95,7 @@ pub(super) fn shown_of(records: &Records) -> Shown {
     found
 }
 
-impl Side {
+impl ScalingPage {
     fn shown(self, cells: Cells<'_>) -> (Goal, Table) {
         let mut goal = self.goal;
         let galaxy_named = format!("galaxy: {}", self.named);
@@ -151,7 +153,7 @@ mod tests {
     use crate::{
         calibrate::{Calibrated, Calibration},
         environment::Scale,
-        evaluation::made::record,
+        evaluation::fixtures::record,
         record::Record,
     };
     use std::collections::BTreeMap;
@@ -169,9 +171,9 @@ mod tests {
         let device = |core| Calibrated {
             name: format!("m{core}"),
             core,
-            asked: None,
+            wanted_share: None,
             quota: None,
-            told: None,
+            set_share: None,
             measured: None,
         };
         let scale = Scale { speed: 2.0, memory: 2.0 };

@@ -11,27 +11,28 @@ use crate::{
 };
 use galaxy_common::Spread;
 
-/// The record that it is made from.
+/// The name of the record that the section shows.
 pub(super) const RECORD: &str = "embed";
-/// All devices together, with what links carry as it is, and in half precision: that is lossy, and what is to
-/// be reached is not.
+/// The variant of all devices together, with exact values on links; below it, the one with half precision on
+/// links, which is lossy, and the goal is not about that.
 const TOGETHER: &str = "auto";
 const HALF: &str = "auto-f16";
-/// Before the name of a device that works alone.
+/// The prefix of a variant that is one device alone, before the device's name.
 const ALONE: &str = "alone-";
-/// What is measured.
+/// The name of the value that is measured.
 const RATE: &str = "texts_per_s";
-/// Least share of what all do alone.
+/// The least share of the sum of what all devices do alone.
 const OF_SUM: f64 = 0.85;
 
-/// Texts at once: a fact or a label of a cell.
+/// The number of texts at once: a fact or a label of a cell.
 fn texts(cell: &Cell) -> Option<u32> {
     let label = || cell.labels.get("texts").and_then(|texts| texts.parse().ok());
     let known = Some(fact(Some(cell), "texts")).filter(|texts| texts.is_finite());
     known.map(|texts| texts as u32).or_else(label)
 }
 
-/// What all devices do alone, together: as many texts at once, or however many, where that is not said.
+/// The texts per second that all devices do alone, added up: of as many texts at once, or of any number where
+/// the cell does not say.
 fn sum(cells: Cells<'_>, at: At<'_>, count: Option<u32>) -> Result<f64, Lack> {
     let here = cells.all().filter(|(name, cell)| {
         let same = texts(cell).is_none_or(|texts| Some(texts) == count);
@@ -41,7 +42,7 @@ fn sum(cells: Cells<'_>, at: At<'_>, count: Option<u32>) -> Result<f64, Lack> {
     for (_, cell) in here {
         match measured(Some(cell), RATE) {
             Ok(alone) => sum = Ok(sum.unwrap_or(0.0) + alone.median),
-            // A device that cannot alone adds nothing.
+            // A device that cannot run the model alone adds nothing.
             Err(Lack::Impossible) => {}
             Err(Lack::Missing) => return Err(Lack::Missing),
         }
@@ -49,7 +50,7 @@ fn sum(cells: Cells<'_>, at: At<'_>, count: Option<u32>) -> Result<f64, Lack> {
     sum
 }
 
-/// Of the devices together, over the sum.
+/// The texts per second of the devices together, over the sum.
 fn of_sum(together: &Cell, sum: Result<f64, Lack>) -> Figure {
     measured(Some(together), RATE)?;
     let sum = sum?;
@@ -111,12 +112,12 @@ pub(super) fn shown_of(records: &Records) -> Shown {
 mod tests {
     use super::*;
     use crate::{
-        evaluation::made::{of, record},
+        evaluation::fixtures::{of, record},
         record::{Record, Verdict},
     };
     use std::collections::BTreeMap;
 
-    /// Cells: variant, texts at once, texts per second.
+    /// A record with these cells: variant, texts at once, texts per second.
     fn made(cells: &[(&str, u32, f64)]) -> Record {
         let mut record = record(RECORD, &[]);
         for (variant, texts, rate) in cells {
@@ -139,7 +140,7 @@ mod tests {
         let with = |rate| made(&[alone[0], alone[1], ("auto", 1, rate)]);
         assert_eq!(reached(with(8.5)), "yes");
         assert_eq!(reached(with(8.4)), "no");
-        // What is lossy is shown, and reaches nothing.
+        // A lossy variant is shown, and reaches no goal.
         let half = made(&[alone[0], alone[1], ("auto", 1, 8.4), ("auto-f16", 1, 9.0)]);
         let shown = shown_of(&of(half));
         assert_eq!(shown.goals[0].reached(), "no");

@@ -1,5 +1,5 @@
-//! Tokens of texts over devices and links: on all devices as the planner has it, on the best one alone,
-//! and by llama.cpp over its RPC servers, in turns.
+//! Generation over devices and links: on all devices by the planner's plan, on the best one alone, and by
+//! llama.cpp over its RPC servers, in turns.
 
 use super::{
     Options,
@@ -8,6 +8,7 @@ use super::{
     show::{axis, bar, groups, percent, publish},
 };
 use crate::{
+    driver::{Driver, GeneratedText, Placed, Refusal},
     environment::Environment,
     health::{self, Watch},
     holding::took,
@@ -18,7 +19,6 @@ use crate::{
     plot::{Axis, Chart, Group, Kind},
     record::{Cell, Outcome, Record, Verdict},
     report::{Table, figure},
-    stage::{Placed, Refusal, Stage, Text},
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{Spread, Strategy};
@@ -31,38 +31,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The experiment's name, and what it shows.
+/// The experiment's name; below it, one line on what it shows.
 pub(super) const NAME: &str = "decode";
 pub(super) const ABOUT: &str = "tokens per second over devices and links, beside the best single device and llama.cpp over RPC";
-/// Where the page begins.
+/// The paragraph at the beginning of the page.
 const STORY: &str = "A text of 64 tokens is read, and more are made behind it, the likeliest each time: by the plan that `auto` makes (TCP with TLS), by the best single device, and by llama.cpp with an RPC server on each device (plain TCP, layers split over them as it does by itself). Weights are bf16 on all sides, from the same file; a device has one thread. They take turns in one run.";
 const ENVIRONMENTS: &[&str] = &["pair", "two", "two@125Mbit/s", "four", "four@125Mbit/s"];
 const MODELS: &[&str] = &["llama-125m", "llama-1b"];
-/// Tokens of the prompt, and tokens that are made behind the first.
+/// The tokens of the prompt; below it, the tokens that are generated after the first.
 const PROMPT: usize = 64;
 const MADE: usize = 48;
-/// Positions that there is room for.
+/// The context length for which each side reserves memory, in tokens.
 const ROOM: u32 = 256;
-/// Samples of each cell, how many are taken in a row, and how many are tried for each that counts.
+/// The samples of each cell; below it, how many are taken in a row, and how many are tried for each that
+/// counts.
 const SAMPLES: usize = 4;
 const IN_A_ROW: usize = 2;
 const PATIENCE: usize = 3;
-/// A margin that no device leaves: nothing drifts while an experiment runs.
+/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
 const STEADY: f64 = 100.0;
-/// The label of the tokens that were made.
+/// The label of the generated tokens.
 const TOKENS: &str = "tokens";
 
-/// Who makes the text.
+/// The side that generates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Side {
+enum Contender {
     One,
     Galaxy,
     LlamaCpp,
 }
 
-const SIDES: [Side; 3] = [Side::One, Side::Galaxy, Side::LlamaCpp];
+const SIDES: [Contender; 3] = [Contender::One, Contender::Galaxy, Contender::LlamaCpp];
 
-impl Side {
+impl Contender {
     fn name(self) -> &'static str {
         match self {
             Self::One => "one device",
@@ -72,15 +73,15 @@ impl Side {
     }
 }
 
-fn key(environment: &str, model: &str, side: Side) -> String {
+fn key(environment: &str, model: &str, side: Contender) -> String {
     format!("{environment}/{model}/{}", side.name())
 }
 
-/// How much of it is run.
+/// The part of the experiment that is run.
 struct Extent {
     environments: Vec<String>,
     models: Vec<String>,
-    sides: Vec<Side>,
+    sides: Vec<Contender>,
     samples: usize,
     prompt: usize,
     made: usize,
@@ -94,7 +95,7 @@ impl Extent {
             false => (ENVIRONMENTS, MODELS, SAMPLES, PROMPT, MADE),
         };
         let peer = !options.smoke && peer::version().is_some();
-        let sides = SIDES.into_iter().filter(|side| *side != Side::LlamaCpp || peer);
+        let sides = SIDES.into_iter().filter(|side| *side != Contender::LlamaCpp || peer);
         Self {
             environments: options.environments().unwrap_or_else(|| own(environments)),
             models: options.models.clone().unwrap_or_else(|| own(models)),
@@ -106,10 +107,10 @@ impl Extent {
     }
 }
 
-/// Runs all that is left, and shows what was found.
+/// Runs all cells that are left, and shows the record.
 ///
 /// # Errors
-/// When something fails that is no cell's own outcome. What was measured is kept.
+/// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
     let extent = Extent::new(options);
     if !options.smoke && peer::version().is_none() {
@@ -128,12 +129,12 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let path = directory.join(format!("{NAME}.json"));
     let wanted = Record::new(NAME, options.loopback, settings)?;
     let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
-    if let Some(version) = peer::version().filter(|_| extent.sides.contains(&Side::LlamaCpp)) {
+    if let Some(version) = peer::version().filter(|_| extent.sides.contains(&Contender::LlamaCpp)) {
         record.versions.insert("llama.cpp".to_owned(), version);
     }
     for environment in environments {
         let open = |record: &mut Record, model: &String| {
-            let key = |side: &Side| key(&environment.name, model, *side);
+            let key = |side: &Contender| key(&environment.name, model, *side);
             extent.sides.iter().any(|side| !record.cell(&key(side), &[]).done(extent.samples))
         };
         let left: Vec<&String> = extent.models.iter().filter(|m| open(&mut record, m)).collect();
@@ -155,7 +156,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     show(&extent, &record, &options.output)
 }
 
-/// All sides of one model on one testbed.
+/// The turns of all sides, with one model on one testbed.
 struct Turns<'a> {
     extent: &'a Extent,
     options: &'a Options,
@@ -164,14 +165,14 @@ struct Turns<'a> {
     model: &'a str,
 }
 
-/// What makes a text now.
+/// The side that generates now, with its model placed.
 enum Maker<'a, 'p> {
     Ours(&'a Placed<'p>),
     Theirs(&'a mut LlamaCpp),
 }
 
 impl Maker<'_, '_> {
-    /// A process of the testbed's beside its devices.
+    /// The process id of a side's process that runs beside the devices; none where it has none.
     fn driver(&self) -> Option<u32> {
         match self {
             Self::Ours(_) => None,
@@ -179,7 +180,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Text> {
+    fn generate(&mut self, prompt: &[u32], count: usize) -> Result<GeneratedText> {
         match self {
             Self::Ours(placed) => placed.generate(prompt, count as u32),
             Self::Theirs(peer) => peer.generate(prompt, count as u32),
@@ -213,7 +214,7 @@ impl Turns<'_> {
                 open = true;
                 tried[at] += IN_A_ROW;
                 let outcome = match side {
-                    Side::LlamaCpp => {
+                    Contender::LlamaCpp => {
                         if peer.is_none() {
                             eprintln!("{key}: weights are brought to the servers");
                             peer = Some(LlamaCpp::start(self.testbed, &path, ROOM)?);
@@ -221,8 +222,8 @@ impl Turns<'_> {
                         let peer = peer.as_mut().context("it was started")?;
                         self.turn(&mut Maker::Theirs(peer), &key, record).map(|()| None)
                     }
-                    Side::One => self.ours(&stage, &model, Strategy::Local, &key, record),
-                    Side::Galaxy => self.ours(&stage, &model, Strategy::Auto, &key, record),
+                    Contender::One => self.ours(&stage, &model, Strategy::Local, &key, record),
+                    Contender::Galaxy => self.ours(&stage, &model, Strategy::Auto, &key, record),
                 };
                 if let Some(outcome) = outcome.with_context(|| key.clone())? {
                     eprintln!("{key}: {outcome}");
@@ -239,15 +240,15 @@ impl Turns<'_> {
         Ok(())
     }
 
-    fn labels(&self, side: Side) -> [(&str, &str); 3] {
+    fn labels(&self, side: Contender) -> [(&str, &str); 3] {
         let environment = self.testbed.environment.name.as_str();
         [("environment", environment), ("model", self.model), ("variant", side.name())]
     }
 
-    /// A turn of ours. Something, where there is no such plan.
+    /// Takes one turn of ours. Returns an outcome where there is no such plan.
     fn ours(
         &self,
-        stage: &Stage,
+        stage: &Driver,
         model: &Arc<ModelDir>,
         strategy: Strategy,
         key: &str,
@@ -257,7 +258,7 @@ impl Turns<'_> {
         let mut cluster = self.testbed.cluster(model.path(), strategy, Split::Profiles { tokens });
         cluster.plain = self.options.plain;
         cluster.drift = STEADY;
-        cluster.cache_rows = Some(ROOM);
+        cluster.kv_cache_tokens = Some(ROOM);
         cluster.generate = Some(self.extent.made as u32);
         let placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
             Ok(placed) => placed,
@@ -273,11 +274,11 @@ impl Turns<'_> {
         Ok(None)
     }
 
-    /// A few samples.
+    /// Takes a few samples of one side, and adds them to its cell.
     fn turn(&self, maker: &mut Maker<'_, '_>, key: &str, record: &mut Record) -> Result<()> {
         let Extent { prompt, made, samples, .. } = *self.extent;
         let prompt: Vec<u32> = (0..prompt as u32).map(|i| 3 + i * 7 % 90).collect();
-        // The first text of a placement lowers, fills caches and wakes links.
+        // The first generation of a placement lowers, fills caches and wakes links.
         maker.generate(&prompt, 2)?;
         for _ in 0..IN_A_ROW {
             let (values, verdict, text) = self.sample(maker, &prompt, made)?;
@@ -324,7 +325,7 @@ impl Turns<'_> {
             Ok(devices + self.testbed.overhead() + driver.map_or(0, took))
         };
         let (used_before, watch) = (used()?, Watch::start()?);
-        // What the first token takes is in both texts, and what the others take in one.
+        // The cost of the first token is in both generations, and that of the others in one.
         let before = sent()?;
         let short = maker.generate(prompt, 1)?;
         let between = sent()?;
@@ -361,8 +362,9 @@ impl Turns<'_> {
     }
 }
 
-/// How long the kernels of the busiest device worked on what the long text has more than the short one.
-fn busy(short: &Text, long: &Text) -> Option<Duration> {
+/// How long the kernels of the busiest device worked on the tokens that the long generation has beyond the
+/// short one.
+fn busy(short: &GeneratedText, long: &GeneratedText) -> Option<Duration> {
     let (short, long) = (short.report.as_ref()?, long.report.as_ref()?);
     let busy = |(name, cost): &(_, galaxy_coord::fleet::DeviceCost)| {
         let before = short.devices.iter().find(|(other, _)| other == name);
@@ -371,12 +373,17 @@ fn busy(short: &Text, long: &Text) -> Option<Duration> {
     long.devices.iter().map(busy).max().map(Duration::from_nanos)
 }
 
-fn find<'a>(record: &'a Record, environment: &str, model: &str, side: Side) -> Option<&'a Cell> {
+fn find<'a>(
+    record: &'a Record,
+    environment: &str,
+    model: &str,
+    side: Contender,
+) -> Option<&'a Cell> {
     let key = key(environment, model, side);
     record.cells.iter().find(|cell| cell.key == key)
 }
 
-/// How many of the first tokens two have in common.
+/// The number of tokens, from the first on, that two cells have in common.
 fn agreeing(one: &Cell, other: &Cell) -> Option<usize> {
     let (one, other) = (one.labels.get(TOKENS)?, other.labels.get(TOKENS)?);
     Some(one.split(' ').zip(other.split(' ')).take_while(|(a, b)| a == b).count())
@@ -390,7 +397,7 @@ fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
     };
     let first = format!("Time to the first token of a text of {}", extent.prompt);
     let mut tables = Vec::new();
-    // Of one device over galaxy, and of llama.cpp over galaxy, where less is better.
+    // Each table with its value, and whether it has ratios of galaxy to the other sides.
     for (title, value, ratios) in [
         ("Tokens per second: median (range)", "rate", true),
         (&format!("{first}, ms"), "first_ms", true),
@@ -399,7 +406,8 @@ fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
     ] {
         let mut columns = vec!["devices", "model"];
         columns.extend(&names);
-        let over: Vec<Side> = extent.sides.iter().copied().filter(|s| *s != Side::Galaxy).collect();
+        let over: Vec<Contender> =
+            extent.sides.iter().copied().filter(|s| *s != Contender::Galaxy).collect();
         let titles: Vec<String> =
             over.iter().map(|side| format!("galaxy is faster than {} by", side.name())).collect();
         if ratios {
@@ -411,7 +419,7 @@ fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
                 cells(group).into_iter().map(|c| c.map_or("-".into(), |c| figure(c, value)));
             let mut row: Vec<String> =
                 [group.0.clone(), group.1.clone()].into_iter().chain(figures).collect();
-            let ours = find(record, &group.0, &group.1, Side::Galaxy);
+            let ours = find(record, &group.0, &group.1, Contender::Galaxy);
             for side in over.iter().filter(|_| ratios) {
                 let theirs = find(record, &group.0, &group.1, *side);
                 let ratio = ours.zip(theirs).map(|(ours, theirs)| {
@@ -440,8 +448,8 @@ fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
         ],
     );
     for group in &groups {
-        let Some(ours) = find(record, &group.0, &group.1, Side::Galaxy) else { continue };
-        let theirs = find(record, &group.0, &group.1, Side::LlamaCpp);
+        let Some(ours) = find(record, &group.0, &group.1, Contender::Galaxy) else { continue };
+        let theirs = find(record, &group.0, &group.1, Contender::LlamaCpp);
         let same = theirs.and_then(|theirs| agreeing(ours, theirs));
         table.row([
             group.0.clone(),

@@ -1,4 +1,4 @@
-//! Texts per second of an embedding model, many texts at once: on all devices as the planner has it for so
+//! Texts per second of an embedding model, many texts at once: on all devices by the planner's plan for that
 //! many texts, and on each of them alone, in turns.
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     bound,
+    driver::{Driver, Placed, Refusal},
     environment::Environment,
     health::{self, Watch},
     instance::{Split, Testbed},
@@ -17,7 +18,6 @@ use crate::{
     plot::{Axis, Chart, Kind, Point, Series},
     record::{Cell, Outcome, Record, Verdict},
     report::{Table, figure},
-    stage::{Placed, Refusal, Stage},
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{BatchShape, Pooling, Segment, Spread, Strategy, Wanted, WireType};
@@ -30,31 +30,33 @@ use std::{
     time::Duration,
 };
 
-/// The experiment's name, and what it shows.
+/// The experiment's name; below it, one line on what it shows.
 pub(super) const NAME: &str = "embed";
 pub(super) const ABOUT: &str =
     "texts per second of an embedding model, 1 to 64 at once, beside what each device does alone";
-/// Where the page begins.
+/// The paragraph at the beginning of the page.
 const STORY: &str = "Texts of 64 tokens are embedded, so many at once: one request is one batch, and its latency is from dispatch to the last vector. `auto` plans all devices for so many texts (`texts` in a cluster file), `auto-f16` with half precision on links (`wire = \"f16\"`, which is lossy), and each device does the same work alone; they take turns in one run. What all devices give together is held against the sum of what each gives alone, which no way to share the work exceeds by much: 85% of it is the least that is wanted of three devices.";
-/// Few texts take so little time that waiting for turns of 2 ms would be much of it.
+/// The environments, with short turns: few texts take so little time that waiting for turns of 2 ms would be
+/// much of it.
 const ENVIRONMENTS: &[&str] = &["B@turn=0.5ms", "B@1000Mbit/s,turn=0.5ms", "F@turn=0.5ms"];
-/// The model of `scripts/setup`, where that was run; else one with random weights in its shape.
+/// The model that `scripts/setup` brings, if that was run; else one with random weights in its shape.
 const MODEL: &str = "all-MiniLM-L6-v2";
 const BROUGHT: &str = "models/all-MiniLM-L6-v2";
-/// Texts at once, and tokens of each.
+/// The numbers of texts at once; below it, the tokens of each text.
 const TEXTS: &[u32] = &[1, 2, 4, 8, 16, 32, 64];
 const TOKENS: u32 = 64;
-/// What is wanted of the sum.
+/// The least share of the sum that all devices together should reach.
 const WANTED: f64 = 0.85;
-/// Samples of each cell, how many are taken in a row, and how many are tried for each that counts.
+/// The samples of each cell; below it, how many are taken in a row, and how many are tried for each that
+/// counts.
 const SAMPLES: usize = 4;
 const IN_A_ROW: usize = 2;
 const PATIENCE: usize = 3;
-/// A margin that no device leaves: nothing drifts while an experiment runs.
+/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
 const STEADY: f64 = 100.0;
-/// How long a batch may take.
+/// The longest that a batch may take.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Labels of a cell.
+/// The labels of a cell, by name.
 const ENVIRONMENT: &str = "environment";
 const SOURCE: &str = "source";
 const OF: &str = "model";
@@ -62,14 +64,15 @@ const WHO: &str = "variant";
 const COUNT: &str = "texts";
 const PLAN: &str = "plan";
 const WEIGHTS: &str = "weights";
-/// Who works where all do, with all that links carry as it is or in half precision, and who where one does.
+/// The variant of all devices with exact values on links; below it, the one with half precision on links, and
+/// the prefix of each device alone.
 const AUTO: &str = "auto";
 const HALF: &str = "auto-f16";
 const ALONE: &str = "alone-";
-/// What is measured: texts per second.
+/// The name of the value that is measured: texts per second.
 const RATE: &str = "texts_per_s";
 
-/// How much of it is run.
+/// The part of the experiment that is run.
 struct Extent {
     environments: Vec<String>,
     models: Vec<String>,
@@ -94,23 +97,23 @@ impl Extent {
         }
     }
 
-    /// Rows of the largest batch: budgets hold for them, whatever is planned for.
+    /// The rows of the largest batch: budgets hold for them, whatever batch is planned for.
     fn rows(&self) -> u32 {
         self.texts.iter().max().map_or(self.tokens, |most| most * self.tokens)
     }
 }
 
-/// Who embeds the texts.
+/// The side that embeds the texts.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Side {
+enum Contender {
     Auto,
-    /// All, with half precision on links.
+    /// All devices, with half precision on links.
     Half,
-    /// The device of this number.
+    /// The device of this index, alone.
     Alone(usize),
 }
 
-impl Side {
+impl Contender {
     fn all(environment: &Environment) -> Vec<Self> {
         let alone = (0..environment.devices.len()).map(Self::Alone);
         [Self::Auto, Self::Half].into_iter().chain(alone).collect()
@@ -129,27 +132,27 @@ fn key(environment: &str, model: &str, side: &str, texts: u32) -> String {
     format!("{environment}/{model}/{side}/{texts}")
 }
 
-/// Whether a model is there with its own weights.
+/// Whether a model's own weights are there.
 fn brought(model: &str) -> bool {
     model == MODEL && Path::new(BROUGHT).join("model.safetensors").is_file()
 }
 
-/// The directory of a model.
+/// The directory of a model: its own, or one with random weights.
 fn directory(cache: &Path, model: &str) -> Result<PathBuf> {
     let own = brought(model);
     let path = if own { PathBuf::from(BROUGHT) } else { models::ensure(cache, model)? };
     path.canonicalize().with_context(|| path.display().to_string())
 }
 
-/// Runs all that is left, and shows what was found.
+/// Runs all cells that are left, and shows the record.
 ///
 /// # Errors
-/// When something fails that is no cell's own outcome. What was measured is kept.
+/// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
     let extent = Extent::new(options);
     let environments: Vec<Environment> =
         extent.environments.iter().map(|name| Environment::open(name)).collect::<Result<_>>()?;
-    // Which environments and models there are, cells say themselves: more may be added to them.
+    // Cells themselves say which environments and models there are: more may be added to them.
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
         "plain": options.plain, "tokens": extent.tokens,
@@ -160,7 +163,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     for environment in environments {
         unchanged(&record, &environment)?;
         let open = |model: &&String| {
-            let sides = Side::all(&environment);
+            let sides = Contender::all(&environment);
             let keys = sides.iter().flat_map(|side| {
                 let of = |&n: &u32| key(&environment.name, model, &side.name(&environment), n);
                 extent.texts.iter().map(of).collect::<Vec<_>>()
@@ -190,12 +193,12 @@ fn done(record: &Record, key: &str, samples: usize) -> bool {
     record.cells.iter().any(|cell| cell.key == key && cell.done(samples))
 }
 
-/// What tells one form of an environment from another.
+/// A digest that differs for another text of an environment.
 fn digest(environment: &Environment) -> String {
     blake3::hash(environment.source().as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// Whether an environment is as it was when cells of it were measured.
+/// Checks that an environment is as it was when cells of it were measured.
 fn unchanged(record: &Record, environment: &Environment) -> Result<()> {
     let of = |cell: &&Cell| cell.labels.get(ENVIRONMENT) == Some(&environment.name);
     let source = digest(environment);
@@ -208,7 +211,7 @@ fn unchanged(record: &Record, environment: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// All of one model on one testbed.
+/// The turns of all sides, with one model on one testbed.
 struct Turns<'a> {
     extent: &'a Extent,
     options: &'a Options,
@@ -225,7 +228,7 @@ impl Turns<'_> {
         self.testbed.start_workers(served, self.options.plain, None)?;
         let stage = stage(self.testbed)?;
         let ballast = self.testbed.ballast()?;
-        let sides = Side::all(&self.testbed.environment);
+        let sides = Contender::all(&self.testbed.environment);
         let mut tried: BTreeMap<String, usize> = BTreeMap::new();
         loop {
             let (mut open, mut settled) = (false, None);
@@ -262,7 +265,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// Says what a cell is of.
+    /// Sets the labels of a cell.
     fn label(&self, record: &mut Record, key: &str, side: &str, texts: u32) {
         let environment = &self.testbed.environment;
         let (source, texts) = (digest(environment), texts.to_string());
@@ -277,26 +280,26 @@ impl Turns<'_> {
         record.cell(key, &labels);
     }
 
-    /// Places the model, and takes a few samples. Something, where there is no such plan.
+    /// Places the model, and takes a few samples. Returns an outcome where there is no such plan.
     fn turn(
         &self,
-        stage: &Stage,
+        stage: &Driver,
         model: &Arc<ModelDir>,
-        (side, texts): (&Side, u32),
+        (side, texts): (&Contender, u32),
         key: &str,
         record: &mut Record,
     ) -> Result<Option<Outcome>> {
         let tokens = self.extent.tokens;
         let strategy = match side {
-            Side::Auto | Side::Half => Strategy::Auto,
-            Side::Alone(_) => Strategy::Local,
+            Contender::Auto | Contender::Half => Strategy::Auto,
+            Contender::Alone(_) => Strategy::Local,
         };
         let mut cluster = self.testbed.cluster(model.path(), strategy, Split::Profiles { tokens });
-        if let Side::Alone(at) = side {
+        if let Contender::Alone(at) = side {
             let own = cluster.devices.swap_remove(*at);
             cluster.devices = vec![own];
         }
-        if *side == Side::Half {
+        if *side == Contender::Half {
             cluster.wire = Some(WireType::F16);
         }
         cluster.plain = self.options.plain;
@@ -317,13 +320,13 @@ impl Turns<'_> {
             let predicted = predicted.as_secs_f64() * 1e3;
             let before = cell.facts.insert(PREDICTED.to_owned(), predicted);
             if before.is_some_and(|before| before != predicted) {
-                // Of another plan, or by other profiles, before a run that was broken off.
+                // Earlier samples are of another plan, or by other profiles, from a run that was broken off.
                 cell.samples.clear();
             }
         }
         cell.labels.insert(PLAN.to_owned(), placed.what());
         let wanted = Wanted::Pooled(Pooling::Mean);
-        let segment = |slot| Segment { slot, past: 0, kept: false, rows: tokens, wanted };
+        let segment = |slot| Segment { slot, context_len: 0, cached: false, rows: tokens, wanted };
         let shape = BatchShape::new((0..texts).map(segment).collect())?;
         let ids: Arc<[u32]> = (0..texts * tokens).map(|i| 3 + i * 7 % 900).collect();
         // The first batch of a placement lowers, fills caches and wakes links.
@@ -371,7 +374,7 @@ impl Turns<'_> {
         values.extend(health.values());
         let observation = placed.observe(run, shape)?;
         values.extend(bound::parts(&observation, &cables(self.testbed, &observation)));
-        // What is compared with nothing counts as it is.
+        // On loopback and in smoke runs nothing is compared, and every sample counts.
         let verdict = match self.testbed.loopback || self.options.smoke {
             true => Verdict::Valid,
             false => health::judge(&health, &[]),
@@ -390,18 +393,18 @@ fn label<'a>(cell: &'a Cell, name: &str) -> &'a str {
     cell.labels.get(name).map_or("", String::as_str)
 }
 
-/// Cells of one number of texts of a model in an environment: of all devices, and of each alone.
-struct Found<'a> {
+/// The cells of one number of texts of a model in an environment: of all devices, and of each alone.
+struct CellGroup<'a> {
     texts: u32,
     together: &'a Cell,
     alone: Vec<&'a Cell>,
 }
 
-/// Where and of which model a group of them is, and whether [`AUTO`] or [`HALF`].
+/// The key of a group of cells: environment, model, and [`AUTO`] or [`HALF`].
 type Of<'a> = (&'a str, &'a str, &'a str);
 
-impl<'a> Found<'a> {
-    /// All of a record, by what they are of, the fewest texts first.
+impl<'a> CellGroup<'a> {
+    /// All groups of a record by their key, the fewest texts first.
     fn all(record: &'a Record) -> Vec<(Of<'a>, Vec<Self>)> {
         let mut all: Vec<(Of<'_>, Vec<Self>)> = Vec::new();
         for together in record.cells.iter().filter(|cell| [AUTO, HALF].contains(&label(cell, WHO)))
@@ -424,7 +427,7 @@ impl<'a> Found<'a> {
         all
     }
 
-    /// Texts per second of all devices, each alone: the sum of medians, of the least and of the most.
+    /// The sum of the texts per second of each device alone: by the medians, the lowest and the highest.
     fn sum(&self) -> Option<[f64; 3]> {
         let spreads: Vec<Spread> = self.alone.iter().map(|cell| cell.spread(RATE)).collect();
         let there = !spreads.is_empty() && spreads.iter().all(|spread| spread.n > 0);
@@ -432,14 +435,14 @@ impl<'a> Found<'a> {
         there.then(|| [sum(|s| s.median), sum(|s| s.low), sum(|s| s.high)])
     }
 
-    /// What all give together of it: by medians, at least, at most.
+    /// The share of the sum that all devices reach together: by medians, at least, at most.
     fn share(&self) -> Option<[f64; 3]> {
         let all = self.together.spread(RATE);
         let [median, low, high] = self.sum().filter(|_| all.n > 0)?;
         Some([all.median / median, all.low / high, all.high / low])
     }
 
-    /// Texts per second by the prediction.
+    /// The predicted texts per second.
     fn predicted(&self) -> f64 {
         let ms = self.together.facts.get(PREDICTED).copied().unwrap_or(f64::NAN);
         f64::from(self.texts) / ms * 1e3
@@ -447,7 +450,7 @@ impl<'a> Found<'a> {
 }
 
 fn show(record: &Record) -> Shown {
-    let all = Found::all(record);
+    let all = CellGroup::all(record);
     let models = all.iter().any(|((_, model, _), _)| *model != all[0].0.1);
     let (mut tables, mut lines, mut below) = (Vec::new(), Vec::new(), Vec::new());
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
@@ -524,8 +527,8 @@ fn show(record: &Record) -> Shown {
     (tables, notes, vec![("", chart)])
 }
 
-/// The table of texts per second of a group, without rows.
-fn rates(title: &str, who: &str, group: &[Found<'_>]) -> Table {
+/// The table of texts per second of a group, still without rows.
+fn rates(title: &str, who: &str, group: &[CellGroup<'_>]) -> Table {
     let of = |cell: &&Cell| cell.labels.get(WHO).cloned().unwrap_or_default();
     let alone: Vec<String> =
         group.first().into_iter().flat_map(|f| f.alone.iter().map(of)).collect();
@@ -535,7 +538,7 @@ fn rates(title: &str, who: &str, group: &[Found<'_>]) -> Table {
     Table::new(title, &columns)
 }
 
-fn rate_row(found: &Found<'_>, share: Option<[f64; 3]>) -> Vec<String> {
+fn rate_row(found: &CellGroup<'_>, share: Option<[f64; 3]>) -> Vec<String> {
     let mut row = vec![found.texts.to_string(), figure(found.together, RATE)];
     row.extend(found.alone.iter().map(|cell| figure(cell, RATE)));
     row.push(shown(found.sum().map_or(f64::NAN, |[median, ..]| median), 2));

@@ -1,16 +1,16 @@
-//! Running the cells of an experiment: testbeds up and down, models placed, runs taken in turns and
+//! Runs the cells of an experiment over latency: testbeds up and down, models placed, runs taken in turns and
 //! judged, bounds computed.
 
 use super::{Experiment, Options, Variant, predictions::PREDICTED, quiet, settle};
 use crate::{
-    bound::{self, Learner, Seen},
+    bound::{self, CellBound, Learner},
     calibrate,
+    driver::{Driver, Observation, Placed, Refusal},
     environment::Environment,
     health::{self, DeviceShare, Watch},
     instance::{COORDINATOR, Split, Testbed},
     models, network,
     record::{Bound, ENVIRONMENTS, Outcome, Record, Verdict},
-    stage::{Observation, Placed, Refusal, Stage},
 };
 use anyhow::{Result, anyhow, bail};
 use galaxy_common::{BatchShape, Pooling, Reading, Strategy, Wanted};
@@ -25,21 +25,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long one run may take: the largest model on the slowest devices takes a minute.
+/// The longest that one run may take: the largest model on the slowest devices takes a minute.
 const LIMIT: Duration = Duration::from_secs(600);
-/// A margin that no device leaves: nothing drifts while an experiment runs.
+/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
 const STEADY: f64 = 100.0;
-/// Facts of a cell: tokens of the text, and operations that it takes.
+/// The fact of a cell that is the number of tokens of its text; below it, the operations that the text takes.
 pub(super) const TOKENS: &str = "tokens";
 pub(super) const FLOPS: &str = "flops";
-/// Devices of its environment, and the rate of the slowest link of what they stand for, Mbit/s.
+/// The fact of a cell that is its environment's number of devices; below it, the rate of the slowest link of
+/// the modelled devices, in Mbit/s.
 pub(super) const DEVICES: &str = "devices";
 pub(super) const RATE: &str = "rate_mbit";
-/// What kernels did in their processor time, GFLOP/s.
+/// The name of the value that is the speed of kernels over their processor time, in GFLOP/s.
 const SPEED: &str = "kernels_gflops";
-/// Invalid runs of a cell that are tried again, for each that is wanted.
+/// The tries of a cell for each sample that is wanted, invalid ones included.
 const PATIENCE: usize = 3;
-/// How often devices are measured, at most, until the host leaves the machine alone meanwhile.
+/// The most times that devices are measured until the host leaves the machine alone meanwhile.
 const PROFILES: usize = 5;
 
 /// A cell that is not done.
@@ -50,7 +51,7 @@ struct Cell {
     tried: usize,
 }
 
-/// How far an experiment is.
+/// The progress of an experiment.
 struct Progress {
     begun: Instant,
     done: usize,
@@ -73,10 +74,10 @@ pub fn key(environment: &str, model: &str, variant: &str, anew: Option<usize>) -
     anew.map_or(key.clone(), |n| format!("{key}/{}", n + 1))
 }
 
-/// Runs all that is left of an experiment.
+/// Runs all cells of an experiment that are left.
 ///
 /// # Errors
-/// When something fails that is no cell's own outcome. What was measured is kept.
+/// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
     let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     let environments = options.environments().unwrap_or_else(|| own(experiment.environments));
@@ -147,7 +148,7 @@ pub fn run(experiment: &Experiment, options: &Options) -> Result<Record> {
     Ok(record)
 }
 
-/// How many samples are still to be taken of what is asked for; a record may hold more than that.
+/// The number of samples that are still to be taken of what is asked for; a record may hold more than that.
 fn missing(
     record: &Record,
     experiment: &Experiment,
@@ -175,14 +176,14 @@ fn done(record: &Record, key: &str, samples: usize) -> bool {
     record.cells.iter().any(|cell| cell.key == key && cell.done(samples))
 }
 
-/// Why a model cannot run at all.
+/// Why a model cannot run at all; none where it can.
 fn unknown(model: &str) -> Result<Option<String>> {
     let shape = &models::find(model)?.shape;
     let why = || format!("family {} is not known to the engine yet", shape.family);
     Ok(shape.spec().is_err().then(why))
 }
 
-/// All variants of one model on one testbed: they take turns.
+/// The variants of one model on one testbed, which take turns.
 struct Group<'a> {
     experiment: &'a Experiment,
     options: &'a Options,
@@ -190,7 +191,7 @@ struct Group<'a> {
     path: &'a Path,
     samples: usize,
     model: &'a str,
-    /// The directory that workers serve.
+    /// The directory of models that workers serve.
     models: PathBuf,
     anew: Option<usize>,
 }
@@ -234,10 +235,10 @@ impl Group<'_> {
         record.save(self.path)
     }
 
-    /// Places the model in this way, and takes some runs.
+    /// Places the model by the cell's variant, and takes some runs.
     fn turn(
         &self,
-        stage: &Stage,
+        stage: &Driver,
         model: &Arc<ModelDir>,
         cell: &mut Cell,
         record: &mut Record,
@@ -259,7 +260,7 @@ impl Group<'_> {
         // A plan that changed on the way would be another cell.
         cluster.drift = STEADY;
         // The disk here is no board's: what does not fit is out of memory, as it was for the paper.
-        cluster.weights = Reading::Preload;
+        cluster.weight_streaming = Reading::Preload;
         let placed = match place(self.testbed, self.options.smoke, stage, cluster, model) {
             Ok(Ok(placed)) => Ok(placed),
             Ok(Err(refusal)) => {
@@ -290,7 +291,7 @@ impl Group<'_> {
             let predicted = predicted.as_secs_f64() * 1e3;
             let before = kept.facts.insert(PREDICTED.to_owned(), predicted);
             if before.is_some_and(|before| before != predicted) {
-                // Of another plan, or by other profiles, before a run that was broken off.
+                // Earlier samples are of another plan, or by other profiles, from a run that was broken off.
                 progress.left += kept.valid().count().min(self.samples);
                 kept.samples.clear();
                 cell.learner = None;
@@ -347,7 +348,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Tokens of the text.
+    /// The tokens of the text for a variant.
     fn tokens(&self, variant: &Variant) -> u32 {
         self.experiment.tokens.of(variant.strategy, self.testbed.environment.devices.len())
     }
@@ -408,7 +409,7 @@ impl Group<'_> {
             values.insert("wire_cpu_ms".to_owned(), wire_cpu);
         }
         values.extend(health.values());
-        // Neither is compared with anything.
+        // On loopback and in smoke runs nothing is compared.
         let verdict = match self.testbed.loopback || self.options.smoke {
             true => Verdict::Valid,
             false => {
@@ -430,16 +431,17 @@ impl Group<'_> {
         }
     }
 
-    /// Processes of each device that were killed for their memory until now.
+    /// The processes of each device that were killed for their memory until now.
     fn kills(&self) -> Result<Vec<u64>> {
         let count = self.testbed.environment.devices.len();
         (0..count).map(|i| Ok(self.testbed.usage(i)?.oom_kills)).collect()
     }
 
-    /// What became of the devices that a run failed on; workers that ended are started again.
+    /// The outcome of a run that failed on its devices; workers that were killed for their memory are started
+    /// again.
     ///
     /// # Errors
-    /// When a worker ended by itself: then it is a bug, and its last words are told.
+    /// When a worker ended by itself: then it is a bug, and the error has what the worker printed.
     fn broken(&self, error: &anyhow::Error, before: &[u64]) -> Result<Outcome> {
         let environment = &self.testbed.environment;
         let kills = self.kills()?;
@@ -478,12 +480,12 @@ pub(super) fn rates(testbed: &Testbed, observation: &Observation) -> Vec<f64> {
     devices(testbed, observation).into_iter().map(rate).collect()
 }
 
-/// Places a model. Profiles that this takes must have been measured while the host left the
-/// machine alone, like every sample.
+/// Places a model. Profiles that this measures must be measured while the host leaves the machine alone, like
+/// every sample.
 pub(super) fn place<'s>(
     testbed: &Testbed,
     smoke: bool,
-    stage: &'s Stage,
+    stage: &'s Driver,
     cluster: Cluster,
     model: &Arc<ModelDir>,
 ) -> Result<Result<Placed<'s>, Refusal>> {
@@ -506,7 +508,7 @@ pub(super) fn place<'s>(
         if new.is_empty() || stolen <= health::MOST_STEAL {
             return Ok(placed);
         }
-        // A device that holds a place does not measure itself.
+        // A device that holds a part of a plan does not measure itself.
         drop(placed);
         eprintln!(
             "profiles do not count: the host took {:.1}% of the machine; they are measured again",
@@ -518,10 +520,10 @@ pub(super) fn place<'s>(
 }
 
 /// A stage at the place of the coordinator.
-pub(super) fn stage(testbed: &Testbed) -> Result<Stage> {
+pub(super) fn stage(testbed: &Testbed) -> Result<Driver> {
     let namespace = network::namespace(&testbed.name, COORDINATOR);
     let loopback = testbed.loopback;
-    Stage::new(&testbed.identity(COORDINATOR), move || {
+    Driver::new(&testbed.identity(COORDINATOR), move || {
         // A thread that is not inside reaches no device, and its first call says so.
         if !loopback && let Err(error) = network::enter(&namespace) {
             eprintln!("{error:#}");
@@ -529,10 +531,10 @@ pub(super) fn stage(testbed: &Testbed) -> Result<Stage> {
     })
 }
 
-/// The bounds of all cells of a group: what one strategy needs no more compute for, another needs not
-/// either.
+/// Sets the bounds of all cells of a group: the least compute that one strategy needed is enough for every
+/// other of the same split.
 fn bounds(cells: &[Cell], record: &mut Record) {
-    let seen: Vec<(&Cell, Seen)> =
+    let seen: Vec<(&Cell, CellBound)> =
         cells.iter().filter_map(|c| Some((c, c.learner.as_ref()?.seen()))).collect();
     // Plans of different splits need different compute each.
     let split = |c: &Cell| c.variant.strategy != Strategy::Local && c.variant.tiles.is_some();

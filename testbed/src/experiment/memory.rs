@@ -10,7 +10,7 @@ use crate::{
     cgroup::{self, DiskLimit, Group, Limits},
     health::{self, Watch},
     models,
-    reader::{Ask, Took},
+    reader::{ReaderCommand, RequestCost},
     record::{Outcome, Record, Verdict},
 };
 use anyhow::{Context, Result, ensure};
@@ -20,10 +20,10 @@ use galaxy_graph::{
     budget,
     operators::OperatorGraph,
     pieces::{self, Piece},
-    share::{self, Member, Terms},
+    share::{self, Member, PlanOptions},
 };
 use galaxy_model::{Formats, HeadSpec, ModelDir, ModelSpec};
-use galaxy_planner::stream::{self, Way};
+use galaxy_planner::stream::{self, StreamingChoice};
 use serde_json::json;
 use std::{
     collections::BTreeMap,
@@ -32,33 +32,33 @@ use std::{
     time::Duration,
 };
 
-/// The experiment's name, and what it shows.
+/// The experiment's name; below it, one line on what it shows.
 pub(super) const NAME: &str = "memory";
 pub(super) const ABOUT: &str =
     "delay and memory of one device whose weights come from disk, by every policy of reading";
-/// Where the page begins.
+/// The paragraph at the beginning of the page.
 const STORY: &str = "One device, one compute thread, the same kernels and the same shard file for every policy. A request comes while nothing of the weights is in memory; the file is read directly, so that no page cache has it. Memory is the resident memory of the process (rss of its control group), looked at every 5 ms; the group's limit is what the plan said, but for `preload` and `pipeswitch`, which hold everything.";
-/// Samples of each cell, and how many are tried for each that counts.
+/// The samples of each cell; below it, how many are tried for each that counts.
 const SAMPLES: usize = 2;
 const PATIENCE: usize = 3;
-/// Tokens of a text, and of a long one.
+/// The tokens of a text; below it, those of a long one.
 const ROWS: u32 = 128;
 const LONG: u32 = 512;
-/// Tokens of a text that is gone on with, and of those that are made (Hermes, \u{a7}V).
+/// The tokens of a prompt, and the tokens that are generated after it (Hermes, \u{a7}V).
 const MADE: (u32, u32) = (4, 8);
-/// Between two looks at memory.
+/// The time between two looks at memory.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What the disk gives, and how long the text is.
+/// The rate of the disk, and the length of the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Disk {
-    /// What it can.
+    /// The disk as fast as it is.
     Free,
-    /// What it can, and a text so long that computing takes several times as long as reading.
+    /// The disk as fast as it is, and a text so long that computing takes several times as long as reading.
     Long,
-    /// So little that reading takes ten times as long as computing, as on Hermes' testbed.
+    /// A disk throttled so far that reading takes ten times as long as computing, as on Hermes' testbed.
     Throttled,
-    /// As little to each loader.
+    /// A disk that gives that throttled rate to each loader.
     Each,
 }
 
@@ -73,7 +73,7 @@ impl Disk {
     }
 }
 
-/// How weights come.
+/// A policy by which weights are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Policy {
     Preload,
@@ -82,11 +82,11 @@ enum Policy {
     Async,
     PipeSwitch,
     PipeLoad(u16),
-    /// The smallest buffer and the fewest loaders of those that short runs find fastest.
+    /// The smallest buffer and the fewest loaders among the settings that short runs find fastest.
     Auto,
-    /// A ring of so many of the largest pieces, and so many loaders.
+    /// A ring with room for this many of the largest pieces, and this many loaders.
     Ring(u64, u16),
-    /// Memory for this share of the weights, in percent: what fits stays, as the planner has it.
+    /// Memory for this share of the weights, in percent: the planner decides which stay.
     Keep(u64),
 }
 
@@ -101,13 +101,13 @@ const POLICIES: [Policy; 9] = [
     Policy::PipeLoad(6),
     Policy::Auto,
 ];
-/// Those of the largest model: a sample of it takes a minute.
+/// The policies for the largest model: a sample of it takes a minute.
 const FEW: [Policy; 5] =
     [Policy::Preload, Policy::PipeSwitch, Policy::Sequential, Policy::Async, Policy::PipeLoad(2)];
-/// Memory for texts that are made, in percent of the weights.
+/// The memory for generation, in percent of the weights.
 const KEEPS: [u64; 4] = [15, 40, 65, 90];
-/// Buffers and loaders over which delay is shown: where each loader is limited (Hermes, Fig. 7), and where it
-/// is not (Demand Layering, Fig. 13).
+/// The buffers, in pieces, and the loaders over which delay is shown where each loader is limited (Hermes,
+/// Fig. 7); below it, where no loader is (Demand Layering, Fig. 13).
 const SWEEP_EACH: ([u64; 5], [u16; 4]) = ([2, 4, 8, 16, 24], [1, 2, 4, 6]);
 const SWEEP_FREE: ([u64; 7], [u16; 2]) = ([1, 2, 3, 4, 6, 8, 12], [1, 2]);
 
@@ -126,23 +126,23 @@ impl Policy {
         }
     }
 
-    /// Whether its memory is bounded.
+    /// Whether the memory of the policy is bounded.
     fn bounded(self) -> bool {
         !matches!(self, Self::Preload | Self::PipeSwitch)
     }
 }
 
-/// What `auto` chooses from: pieces of the largest size that its buffer has room for, and loaders.
+/// The settings that `auto` chooses from: the size of its buffer in pieces of the largest size, and loaders.
 const CHOICES: [(u64, u16); 6] = [(2, 1), (4, 1), (8, 1), (4, 2), (8, 4), (12, 6)];
-/// What is as fast as the fastest.
+/// The ratio to the fastest setting up to which another counts as fast.
 const AS_FAST: f64 = 1.01;
 
-/// What is measured of a model.
+/// The part of the experiment that a model takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
+enum Subset {
     /// Every policy, and delay over memory.
     All,
-    /// A few policies with the disk as it is, and what three devices make together.
+    /// A few policies with the disk as it is, and what three devices generate together.
     Large,
     /// A thousand requests in a row.
     Requests,
@@ -150,15 +150,15 @@ enum Part {
 
 struct Model {
     name: &'static str,
-    part: Part,
+    part: Subset,
 }
 
 const MODELS: [Model; 5] = [
-    Model { name: "bert-large", part: Part::All },
-    Model { name: "vit-large", part: Part::All },
-    Model { name: "gpt2-medium", part: Part::All },
-    Model { name: "distilbert", part: Part::Requests },
-    Model { name: "gpt-j-6b", part: Part::Large },
+    Model { name: "bert-large", part: Subset::All },
+    Model { name: "vit-large", part: Subset::All },
+    Model { name: "gpt2-medium", part: Subset::All },
+    Model { name: "distilbert", part: Subset::Requests },
+    Model { name: "gpt-j-6b", part: Subset::Large },
 ];
 /// How many times as long reading takes as computing, where the disk is throttled (Hermes, \u{a7}II).
 const RATIO: f64 = 10.0;
@@ -175,7 +175,7 @@ struct Case {
     spec: ModelSpec,
     formats: Formats,
     pieces: Vec<Piece>,
-    ask: Ask,
+    ask: ReaderCommand,
 }
 
 impl Case {
@@ -190,7 +190,7 @@ impl Case {
             (None, false) => rows.min(spec.position_limit()),
         };
         let kept = if makes { Cache::BLOCK } else { 0 };
-        let terms = Terms {
+        let terms = PlanOptions {
             model: model.name(),
             fingerprint: model.fingerprint(),
             formats,
@@ -209,7 +209,8 @@ impl Case {
         let plan = share::plan(&spec, &terms, &[device])?;
         let graph = OperatorGraph::of(&spec);
         let pieces = pieces::pieces(&graph, &plan.ring[0].prefill, formats, Streaming::PIECE);
-        let ask = if makes { Ask::Make(MADE.0, MADE.1) } else { Ask::Run(rows) };
+        let ask =
+            if makes { ReaderCommand::Make(MADE.0, MADE.1) } else { ReaderCommand::Run(rows) };
         Ok(Self {
             name: name.to_owned(),
             path: path.to_owned(),
@@ -229,7 +230,7 @@ impl Case {
         self.pieces.iter().map(Piece::stored).max().unwrap_or(4096)
     }
 
-    /// Bytes of the largest layer.
+    /// The bytes of the largest layer.
     fn layer(&self) -> u64 {
         let layers = u64::from(self.spec.layers.max(1));
         let head = OperatorGraph::of(&self.spec).language;
@@ -238,23 +239,23 @@ impl Case {
         (self.stored() - head).div_ceil(layers).max(self.largest())
     }
 
-    /// What runs of it, on which disks, and how.
-    fn cells(&self, part: Part) -> Vec<(Disk, Policy)> {
+    /// The combinations of disk and policy that are measured of this part.
+    fn cells(&self, part: Subset) -> Vec<(Disk, Policy)> {
         let with = |disk: Disk, policies: &[Policy]| {
             policies.iter().map(|policy| (disk, *policy)).collect::<Vec<_>>()
         };
-        let makes = matches!(self.ask, Ask::Make(..));
+        let makes = matches!(self.ask, ReaderCommand::Make(..));
         let keeps = KEEPS.map(Policy::Keep);
-        let mut cells = with(Disk::Free, if part == Part::Large { &FEW } else { &POLICIES });
+        let mut cells = with(Disk::Free, if part == Subset::Large { &FEW } else { &POLICIES });
         if makes {
             cells.extend(with(Disk::Free, &keeps));
         }
-        // A token takes so little computing that any disk is as slow as those below would be made.
-        if part != Part::All || makes {
+        // A token takes so little computing that any disk is as slow as the throttled disks below would be.
+        if part != Subset::All || makes {
             return cells;
         }
         cells.extend(with(Disk::Throttled, &POLICIES));
-        // What preload reads is no loader's.
+        // The weights that preload reads come through no loader.
         cells.extend(with(Disk::Each, &POLICIES[1..]));
         let (buffers, agents) = SWEEP_FREE;
         let rings = buffers.iter().flat_map(|b| agents.map(|a| Policy::Ring(*b, a)));
@@ -265,14 +266,20 @@ impl Case {
         cells
     }
 
-    /// The plan of a policy.
+    /// The plan of a policy. `choice` is the setting of `auto`.
     fn planned(&self, policy: Policy, choice: (u64, u16)) -> Result<Plan> {
         if let Policy::Keep(percent) = policy {
             let mut plan = self.plan.clone();
             let needs = budget::needs_all(&self.spec, &self.formats, &plan)?;
             let less = self.stored() * (100 - percent) / 100;
             plan.ring[0].budget = Bytes(needs[0].total().0.saturating_sub(less));
-            return Ok(stream::fitted(&self.spec, &self.formats, &plan, &needs, Way::PLAIN)?);
+            return Ok(stream::fitted(
+                &self.spec,
+                &self.formats,
+                &plan,
+                &needs,
+                StreamingChoice::PLAIN,
+            )?);
         }
         let (largest, all) = (self.largest(), self.pieces.len() as u32);
         let (buffer, room, agents) = match policy {
@@ -281,7 +288,7 @@ impl Case {
             Policy::Sync => (2 * largest, Room::Parts(2), 1),
             Policy::Async => (2 * largest, Room::Ring, 1),
             Policy::PipeSwitch => (self.stored(), Room::Ring, 1),
-            // Each agent has a layer, and one is computed with.
+            // Each loader has a layer, and one is computed with.
             Policy::PipeLoad(agents) => (u64::from(agents + 1) * self.layer(), Room::Ring, agents),
             Policy::Auto => (choice.0 * largest, Room::Ring, choice.1),
             Policy::Ring(pieces, agents) => (pieces * largest, Room::Ring, agents),
@@ -294,7 +301,7 @@ impl Case {
             piece: Streaming::PIECE,
             buffer: Bytes(buffer.next_multiple_of(4096).min(self.stored())),
             room,
-            agents,
+            loaders: agents,
             resident: if stays { vec![Span::first(all)] } else { Vec::new() },
         };
         plan.ring[0].streaming = Some(stream::without_end(&self.pieces, streaming));
@@ -302,10 +309,10 @@ impl Case {
     }
 }
 
-/// Runs all that is left, and shows what was found.
+/// Runs all cells that are left, and shows the record.
 ///
 /// # Errors
-/// When something fails that is no cell's own outcome. What was measured is kept.
+/// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
     ensure!(
         options.loopback || options.smoke || cgroup::missing(true).is_empty(),
@@ -315,12 +322,12 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let all = MODELS.iter().map(|model| (model.name.to_owned(), model.part));
     let part = |name: &String| {
         let known = MODELS.iter().find(|model| model.name == name);
-        (name.clone(), known.map_or(Part::All, |model| model.part))
+        (name.clone(), known.map_or(Subset::All, |model| model.part))
     };
     let few = options.smoke || options.loopback;
-    let models: Vec<(String, Part)> = match &options.models {
+    let models: Vec<(String, Subset)> = match &options.models {
         Some(names) => names.iter().map(part).collect(),
-        None if options.smoke => vec![("tiny-bert".to_owned(), Part::All)],
+        None if options.smoke => vec![("tiny-bert".to_owned(), Subset::All)],
         None => all.collect(),
     };
     let samples = options.samples.unwrap_or(SAMPLES);
@@ -338,15 +345,15 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let open = |rows| Case::open(name, &model, rows);
         let case = open(ROWS)?;
         let bench = Bench { options, case: &case, path: &path };
-        if *part == Part::Requests || few {
+        if *part == Subset::Requests || few {
             bench.requests(&mut record)?;
         }
-        if *part != Part::Requests {
+        if *part != Subset::Requests {
             let mut cells = case.cells(*part);
             cells.retain(|(disk, _)| *disk == Disk::Free || !few);
             bench.in_turns(&cells, samples, &mut record)?;
         }
-        if *part == Part::All && !few && matches!(case.ask, Ask::Run(_)) {
+        if *part == Subset::All && !few && matches!(case.ask, ReaderCommand::Run(_)) {
             bench.loaders(&mut record)?;
             if case.spec.patches.is_none() {
                 let case = open(LONG)?;
@@ -354,7 +361,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
                 bench.in_turns(&POLICIES.map(|p| (Disk::Long, p)), samples, &mut record)?;
             }
         }
-        if *part == Part::Large && !few {
+        if *part == Subset::Large && !few {
             others::together(options, &case, &path, &mut record)?;
         }
     }
@@ -362,7 +369,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     pages::show(&record, &options.output)
 }
 
-/// One model, measured.
+/// The measurement of one model.
 struct Bench<'a> {
     options: &'a Options,
     case: &'a Case,
@@ -374,12 +381,12 @@ impl Bench<'_> {
         self.options.cache.join("shards")
     }
 
-    /// Bytes per second that a disk is throttled to.
+    /// The bytes per second that a disk is throttled to; none where it is not.
     fn rate(&self, disk: Disk, record: &mut Record) -> Option<f64> {
         if matches!(disk, Disk::Free | Disk::Long) {
             return None;
         }
-        // One rate for all.
+        // One rate for all policies.
         let of = |cell: &&crate::record::Cell| {
             let is = |name: &str, value: &str| cell.labels.get(name).is_some_and(|l| l == value);
             is("model", &self.case.name) && is("disk", disk.name())
@@ -394,15 +401,15 @@ impl Bench<'_> {
         Some(self.case.stored() as f64 * programs / (RATIO * seconds))
     }
 
-    /// How often a request goes through the weights.
+    /// How often a request reads through the weights.
     fn programs(&self) -> u64 {
         match self.case.ask {
-            Ask::Make(_, made) => u64::from(made),
+            ReaderCommand::Make(_, made) => u64::from(made),
             _ => 1,
         }
     }
 
-    /// Cells of one disk after another, a sample of each in turn.
+    /// Takes the cells of one disk after another, a sample of each in turn.
     fn in_turns(
         &self,
         cells: &[(Disk, Policy)],
@@ -419,7 +426,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Takes samples of a cell until so many count.
+    /// Takes samples of a cell until `wanted` of them count.
     fn cell(&self, disk: Disk, policy: Policy, wanted: usize, record: &mut Record) -> Result<()> {
         let key = key(disk, &self.case.name, policy);
         let (policy_name, rate) = (policy.name(), self.rate(disk, record));
@@ -429,7 +436,7 @@ impl Bench<'_> {
         if cell.done(wanted) {
             return Ok(());
         }
-        // What was found fastest is kept, too.
+        // The fastest setting that was found is kept, too.
         let known = |fact: &str| cell.facts.get(fact).copied();
         let known = known("choice_pieces").zip(known("choice_agents"));
         let mut choice =
@@ -484,7 +491,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What a plan says of its memory.
+    /// The facts of a cell that follow from its plan: memory in MB, loaders, and programs of a request.
     fn facts(&self, plan: &Plan) -> Result<[(&'static str, f64); 6]> {
         let needs = budget::needs_all(&self.case.spec, &self.case.formats, plan)?[0];
         let streaming = plan.ring[0].streaming.as_ref();
@@ -495,12 +502,12 @@ impl Bench<'_> {
             ("planned_mb", (needs.total().0 - budget::PROCESS.0) as f64 * 1e-6),
             ("weights_mb", held as f64 * 1e-6),
             ("model_mb", self.case.stored() as f64 * 1e-6),
-            ("agents", streaming.map_or(1.0, |s| f64::from(s.agents))),
+            ("agents", streaming.map_or(1.0, |s| f64::from(s.loaders))),
             ("programs", self.programs() as f64),
         ])
     }
 
-    /// One request.
+    /// Takes one sample: a request by this policy.
     fn sample(
         &self,
         disk: Disk,
@@ -514,14 +521,14 @@ impl Bench<'_> {
         self.run(&plan, policy.bounded(), (throttled, limit), self.case.ask)
     }
 
-    /// What is asked, in a process of its own, which opens the plan before. `bounded` is whether it is held to
-    /// the memory that is planned, `throttled` the disk's rate, `limit` that of each loader.
+    /// Runs `ask` in a process of its own, which opens the plan before. `bounded` is whether the process is
+    /// held to the memory that is planned, `throttled` the disk's rate, `limit` that of each loader.
     fn run(
         &self,
         plan: &Plan,
         bounded: bool,
         (throttled, limit): (Option<f64>, Option<f64>),
-        ask: Ask,
+        ask: ReaderCommand,
     ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
         let needs = budget::needs_all(&self.case.spec, &self.case.formats, plan)?[0].total();
         std::fs::create_dir_all(self.shards())?;
@@ -530,7 +537,7 @@ impl Bench<'_> {
         std::fs::write(&file, serde_json::to_vec(plan)?)?;
         // The file is there before anything is measured or bounded.
         let mut first = Device::start(self.case, &file, &self.shards(), None)?;
-        first.ask(Ask::Open)?;
+        first.ask(ReaderCommand::Open)?;
         drop(first);
         forget(&self.case.path)?;
         let mut device = Device::start(self.case, &file, &self.shards(), limit)?;
@@ -560,8 +567,9 @@ impl Bench<'_> {
                     std::thread::sleep(LOOK);
                 }
             });
-            let mut ask =
-                || -> Result<(Took, Took)> { Ok((device.ask(Ask::Open)?, device.ask(ask)?)) };
+            let mut ask = || -> Result<(RequestCost, RequestCost)> {
+                Ok((device.ask(ReaderCommand::Open)?, device.ask(ask)?))
+            };
             let taken = ask();
             over.store(true, Ordering::Relaxed);
             taken

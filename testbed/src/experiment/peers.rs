@@ -10,14 +10,14 @@ use super::{
 };
 use crate::{
     bound, calibrate,
+    driver::{Driver, Placed, Refusal},
     environment::Environment,
     health::{self, DeviceShare, Watch},
     instance::{self, Split, Testbed},
     models,
     network::Network,
-    peer::gloo::{self, Gloo, Way},
+    peer::gloo::{self, Gloo, PeerLayout},
     record::{Outcome, Record, Verdict},
-    stage::{Placed, Refusal, Stage},
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{BatchShape, LinkType, Pooling, Strategy, Wanted};
@@ -33,7 +33,7 @@ use std::{
     time::Duration,
 };
 
-/// The experiment's name, and what it shows.
+/// The experiment's name; below it, one line on what it shows.
 pub(super) const NAME: &str = "peers";
 pub(super) const ABOUT: &str =
     "the plan of `auto` beside PyTorch with Gloo: Megatron-style, sequence parallel, one device";
@@ -41,60 +41,62 @@ const ENVIRONMENTS: &[&str] = &["A", "B", "C", "D", "E", "F"];
 const MODELS: &[&str] = &["distilbert", "bert-large", "gpt2-large"];
 /// Tokens of the text: the average length of the paper's (Galaxy, §IV-A).
 const TOKENS: u32 = 284;
-/// Samples of each cell, how many are taken in a row, and how many are tried for each that counts.
+/// The samples of each cell; below it, how many are taken in a row, and how many are tried for each that
+/// counts.
 const SAMPLES: usize = 4;
 const IN_A_ROW: usize = 2;
 const PATIENCE: usize = 3;
-/// How long one text may take.
+/// The longest that one text may take.
 const LIMIT: Duration = Duration::from_secs(600);
-/// A margin that no device leaves: nothing drifts while an experiment runs.
+/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
 const STEADY: f64 = 100.0;
-/// What devices did in their processor time, GFLOP/s.
+/// The name of the value that is the speed of devices over their processor time, in GFLOP/s.
 const SPEED: &str = "devices_gflops";
-/// The label of the first values of a result, and how many are kept.
+/// The label of the first values of a result; below it, how many values are kept.
 const RESULT: &str = "result";
 const KEPT: usize = 32;
-/// The labels of our plan and of how they keep weights, and the name of their version.
+/// The label of our plan; below it, the label of how PyTorch keeps weights, and the name of its version in
+/// the record.
 const PLAN: &str = "plan";
 const WEIGHTS: &str = "weights";
 const VERSION: &str = "PyTorch";
 
-/// Who runs the model, and how.
+/// The side that runs the model, and its variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Side {
-    Theirs(Way),
-    /// Over plain TCP or TCP with TLS.
+enum Contender {
+    Theirs(PeerLayout),
+    /// Our engine, over plain TCP or TCP with TLS.
     Ours(LinkType),
 }
 
-const SINGLE: Side = Side::Theirs(Way::Single);
-const MEGATRON: Side = Side::Theirs(Way::Megatron);
-const SEQUENCE: Side = Side::Theirs(Way::Sequence);
-const GALAXY: Side = Side::Ours(LinkType::Plain);
-const GALAXY_TLS: Side = Side::Ours(LinkType::Tls);
-const SIDES: [Side; 5] = [SINGLE, MEGATRON, SEQUENCE, GALAXY, GALAXY_TLS];
+const SINGLE: Contender = Contender::Theirs(PeerLayout::Single);
+const MEGATRON: Contender = Contender::Theirs(PeerLayout::Megatron);
+const SEQUENCE: Contender = Contender::Theirs(PeerLayout::Sequence);
+const GALAXY: Contender = Contender::Ours(LinkType::Plain);
+const GALAXY_TLS: Contender = Contender::Ours(LinkType::Tls);
+const SIDES: [Contender; 5] = [SINGLE, MEGATRON, SEQUENCE, GALAXY, GALAXY_TLS];
 
-impl Side {
+impl Contender {
     fn name(self) -> &'static str {
         match self {
-            Self::Theirs(Way::Single) => "pytorch-single",
-            Self::Theirs(Way::Megatron) => "pytorch-megatron",
-            Self::Theirs(Way::Sequence) => "pytorch-sequence",
+            Self::Theirs(PeerLayout::Single) => "pytorch-single",
+            Self::Theirs(PeerLayout::Megatron) => "pytorch-megatron",
+            Self::Theirs(PeerLayout::Sequence) => "pytorch-sequence",
             Self::Ours(LinkType::Plain) => "galaxy",
             Self::Ours(_) => "galaxy-tls",
         }
     }
 }
 
-fn key(environment: &str, model: &str, side: Side) -> String {
+fn key(environment: &str, model: &str, side: Contender) -> String {
     format!("{environment}/{model}/{}", side.name())
 }
 
-/// How much of it is run.
+/// The part of the experiment that is run.
 struct Extent {
     environments: Vec<String>,
     models: Vec<String>,
-    sides: Vec<Side>,
+    sides: Vec<Contender>,
     samples: usize,
     tokens: u32,
 }
@@ -107,7 +109,7 @@ impl Extent {
             false => (ENVIRONMENTS, MODELS, SAMPLES, TOKENS),
         };
         let peer = gloo::version().is_some();
-        let sides = SIDES.into_iter().filter(|side| peer || matches!(side, Side::Ours(_)));
+        let sides = SIDES.into_iter().filter(|side| peer || matches!(side, Contender::Ours(_)));
         Self {
             environments: options.environments().unwrap_or_else(|| own(environments)),
             models: options.models.clone().unwrap_or_else(|| own(models)),
@@ -118,10 +120,10 @@ impl Extent {
     }
 }
 
-/// Runs all that is left, and shows what was found.
+/// Runs all cells that are left, and shows the record.
 ///
 /// # Errors
-/// When something fails that is no cell's own outcome. What was measured is kept.
+/// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
     let extent = Extent::new(options);
     let environments: Vec<Environment> =
@@ -149,7 +151,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     for environment in environments {
         let open = |record: &mut Record, model: &String| {
-            let key = |side: &Side| key(&environment.name, model, *side);
+            let key = |side: &Contender| key(&environment.name, model, *side);
             extent.sides.iter().any(|side| !record.cell(&key(side), &[]).done(extent.samples))
         };
         let left: Vec<&String> = extent.models.iter().filter(|m| open(&mut record, m)).collect();
@@ -173,25 +175,25 @@ pub(super) fn run(options: &Options) -> Result<()> {
     page::show(&record, extent.tokens, &options.output)
 }
 
-/// All sides of one model on one testbed.
+/// The turns of all sides, with one model on one testbed.
 struct Turns<'a> {
     extent: &'a Extent,
     options: &'a Options,
     testbed: &'a mut Testbed,
     path: &'a Path,
     model: &'a str,
-    /// The directory that workers serve.
+    /// The directory of models that workers serve.
     models: PathBuf,
 }
 
-/// A model on the devices.
+/// A model that one side has placed on the devices.
 enum Runner<'a, 'p> {
     Ours(&'a mut Placed<'p>),
     Theirs(&'a mut Gloo),
 }
 
 impl Runner<'_, '_> {
-    /// Runs a text: how long that took, the mean of its last hidden states, and our run of it.
+    /// Runs a text, and returns how long that took, the mean of its last hidden states, and our run of it.
     fn run(
         &mut self,
         shape: &BatchShape,
@@ -234,8 +236,8 @@ impl Turns<'_> {
                 *tried += IN_A_ROW;
                 let kills = self.kills()?;
                 let outcome = match side {
-                    Side::Theirs(way) => self.theirs(way, &model, &key, record),
-                    Side::Ours(link) => self.ours(&stage, link, &model, &key, record),
+                    Contender::Theirs(way) => self.theirs(way, &model, &key, record),
+                    Contender::Ours(link) => self.ours(&stage, link, &model, &key, record),
                 };
                 let outcome = outcome.or_else(|error| self.broken(&error, &kills).map(Some))?;
                 if let Some(outcome) = outcome {
@@ -252,15 +254,15 @@ impl Turns<'_> {
         self.testbed.stop_workers()
     }
 
-    fn labels(&self, side: Side) -> [(&str, &str); 3] {
+    fn labels(&self, side: Contender) -> [(&str, &str); 3] {
         let environment = self.testbed.environment.name.as_str();
         [("environment", environment), ("model", self.model), ("variant", side.name())]
     }
 
-    /// A turn of theirs. The devices' memory is theirs alone.
+    /// Takes one turn of PyTorch, with the devices' memory to itself.
     fn theirs(
         &self,
-        way: Way,
+        way: PeerLayout,
         model: &ModelDir,
         key: &str,
         record: &mut Record,
@@ -273,10 +275,10 @@ impl Turns<'_> {
         Ok(None)
     }
 
-    /// A turn of ours. Something, where there is no such plan.
+    /// Takes one turn of ours. Returns an outcome where there is no such plan.
     fn ours(
         &self,
-        stage: &Stage,
+        stage: &Driver,
         link: LinkType,
         model: &Arc<ModelDir>,
         key: &str,
@@ -284,7 +286,7 @@ impl Turns<'_> {
     ) -> Result<Option<Outcome>> {
         let workers = self.testbed.workers();
         if workers.is_empty() || !workers.iter().all(instance::Worker::alive) {
-            // Those take both kinds of links.
+            // These workers take both kinds of links.
             self.testbed.start_workers(&self.models, true, None)?;
         }
         let split = Split::Profiles { tokens: self.extent.tokens };
@@ -304,14 +306,14 @@ impl Turns<'_> {
         let cell = record.cell(key, &[]);
         let before = cell.labels.insert(PLAN.to_owned(), placed.what());
         if before.is_some_and(|before| before != placed.what()) {
-            // By other profiles, before a run that was broken off.
+            // Earlier samples are by other profiles, from a run that was broken off.
             cell.samples.clear();
         }
         self.turn(&mut Runner::Ours(&mut placed), model, key, record)?;
         Ok(None)
     }
 
-    /// A few samples.
+    /// Takes a few samples of one side, and adds them to its cell.
     fn turn(
         &self,
         runner: &mut Runner<'_, '_>,
@@ -379,13 +381,13 @@ impl Turns<'_> {
             let observation = placed.observe(run, shape)?;
             values.extend(bound::parts(&observation, &rates(self.testbed, &observation)));
         }
-        // Neither is compared with anything.
+        // On loopback and in smoke runs nothing is compared.
         if self.testbed.loopback || self.options.smoke {
             return Ok((values, Verdict::Valid));
         }
         let done = calibrate::flops(model.spec(), self.extent.tokens);
         values.insert(SPEED.to_owned(), done / used as f64);
-        // When they waited for each other is not known of theirs, nor asked of ours.
+        // When PyTorch's processes waited for each other is not known, so it is not asked of ours either.
         let share = |device: &calibrate::Calibrated| DeviceShare {
             name: device.name.clone(),
             quota: device.quota,
@@ -396,13 +398,13 @@ impl Turns<'_> {
         Ok((values, health::judge(&health, &shares)))
     }
 
-    /// Processes of each device that were killed for their memory until now.
+    /// The processes of each device that were killed for their memory until now.
     fn kills(&self) -> Result<Vec<u64>> {
         let count = self.testbed.environment.devices.len();
         (0..count).map(|i| Ok(self.testbed.usage(i)?.oom_kills)).collect()
     }
 
-    /// What became of the devices that a turn failed on.
+    /// The outcome of a turn that failed on its devices.
     fn broken(&self, error: &anyhow::Error, before: &[u64]) -> Result<Outcome> {
         let (environment, kills) = (&self.testbed.environment, self.kills()?);
         let killed = (0..kills.len()).find(|&i| kills[i] > before[i]);

@@ -1,5 +1,5 @@
-//! Showing what the planner predicted beside what was measured, and `auto` beside all others, of what other
-//! experiments measured.
+//! Shows the planner's predictions beside what other experiments measured, and `auto` beside all other
+//! strategies.
 
 use super::{
     AUTO_NAME as AUTO, Experiment, Options, PLANNED, USUAL,
@@ -16,14 +16,14 @@ use anyhow::{Context, Result};
 use galaxy_common::Spread;
 use serde_json::json;
 
-/// The experiment's name, and what it shows.
+/// The experiment's name; below it, one line on what it shows.
 pub(super) const NAME: &str = "planner";
 pub(super) const ABOUT: &str = "what the planner predicts and what is measured, of table4 and heterogeneous; auto against the best other";
-/// Where every strategy is measured as the planner makes it.
+/// The experiments that measure every strategy as the planner makes it.
 const OF: [&str; 2] = ["table4", "heterogeneous"];
-/// What a cell's predicted latency is kept as.
+/// The fact of a cell that is its predicted latency.
 pub(super) const PREDICTED: &str = "predicted_ms";
-/// Errors that predictions should, and must, stay within.
+/// The errors that predictions should stay within, and must stay within.
 const BOUNDS: [f64; 2] = [0.1, 0.2];
 
 /// A cell that was predicted and measured.
@@ -34,13 +34,13 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Predicted over measured.
+    /// The predicted latency over the measured one.
     fn ratio(&self) -> f64 {
         self.predicted / self.measured.median
     }
 }
 
-/// Shows what was predicted of what was measured.
+/// Shows the predictions of all cells that were measured.
 ///
 /// # Errors
 /// When nothing was measured yet, or files cannot be written.
@@ -176,7 +176,7 @@ impl Found<'_> {
     }
 }
 
-/// How far predictions are off, by strategy and over all.
+/// The errors of predictions, by strategy and over all.
 fn errors(names: &[&str], pairs: &[Pair<'_>]) -> Table {
     let mut table = Table::new(
         "Predicted over measured",
@@ -207,13 +207,13 @@ fn errors(names: &[&str], pairs: &[Pair<'_>]) -> Table {
     table
 }
 
-/// Predicted over measured, a point for each cell, and the line where both are equal.
+/// The chart of predicted over measured latency, a point for each cell, and the line where both are equal.
 fn scatter(names: &[&str], pairs: &[Pair<'_>]) -> Chart {
     let point = |x: f64, y: f64| Point { x, y, low: y, high: y };
     let mut series: Vec<Series> = Vec::new();
     for &name in names {
         let of = pairs.iter().filter(|pair| pair.variant == name);
-        // A point that is no number breaks the line.
+        // A NaN point breaks the line.
         let points = of.flat_map(|pair| {
             let x = pair.measured.median;
             [point(x, pair.predicted), point(x, f64::NAN)]
@@ -277,7 +277,7 @@ mod tests {
         let galaxy = row(&text[0], "| A | bert | galaxy |");
         assert!(galaxy.contains("| 45.0 | 65.0 | 30.0% |"), "{}", text[0]);
         assert!(row(&text[0], "| A | bert | pipeline |").contains("| refused |"), "{}", text[0]);
-        // One of three is beyond 20%, one at 10%.
+        // One of three is off by more than 20%, one by 10%.
         assert!(row(&text[1], "| all | 3 |").ends_with("| 66.7% | 66.7% |"), "{}", text[1]);
         assert!(row(&text[2], "| A | bert |").contains("| galaxy | 0.800"), "{}", text[2]);
         assert!(notes[1].contains("at worst: 0.800, of 1 pairs"), "{notes:?}");

@@ -1,4 +1,4 @@
-//! Showing strategies over the rates of links.
+//! Shows strategies over the rates of links.
 
 use super::{
     AUTO_NAME,
@@ -12,13 +12,13 @@ use crate::{
 };
 use galaxy_common::Spread;
 
-/// What `auto` is compared with.
+/// The variants that `auto` is compared with, one here and one below.
 const GALAXY: &str = "galaxy";
 const LOCAL: &str = "local";
 
-/// Devices on links of one rate, and a model.
-struct Place {
-    /// The environment, its rate aside.
+/// A place of measurement: devices on links of one rate, and a model.
+struct RateGroup {
+    /// The name of the environment without its rate.
     base: String,
     environment: String,
     model: String,
@@ -26,13 +26,14 @@ struct Place {
 }
 
 impl Found<'_> {
-    fn places(&self) -> Vec<Place> {
+    fn places(&self) -> Vec<RateGroup> {
         let place = |(environment, model): (String, String)| {
             let auto = self.cell(&environment, &model, AUTO_NAME)?;
             let base = environment.split('-').next().unwrap_or_default().to_owned();
-            Some(Place { base, rate: fact(auto, RATE), environment, model })
+            Some(RateGroup { base, rate: fact(auto, RATE), environment, model })
         };
-        let mut places: Vec<Place> = groups(self.record).into_iter().filter_map(place).collect();
+        let mut places: Vec<RateGroup> =
+            groups(self.record).into_iter().filter_map(place).collect();
         places.sort_by(|a, b| {
             (&a.base, &a.model).cmp(&(&b.base, &b.model)).then(a.rate.total_cmp(&b.rate))
         });
@@ -90,7 +91,7 @@ impl Found<'_> {
                 galaxies.push(point(galaxy));
                 locals.push(point(local));
             }
-            let Some(Place { base, model, .. }) = places.first() else { continue };
+            let Some(RateGroup { base, model, .. }) = places.first() else { continue };
             let line = |points| Series { name: format!("{base}/{model}"), points, dashed: false };
             over_galaxy.push(line(galaxies));
             over_local.push(line(locals));

@@ -1,4 +1,4 @@
-//! Showing how much faster more devices are.
+//! Shows the speedup by more devices.
 
 use super::{
     AUTO_NAME,
@@ -11,7 +11,7 @@ use crate::{
 };
 use galaxy_common::Spread;
 
-/// One device.
+/// The variant that runs on one device.
 const LOCAL: &str = "local";
 
 impl Found<'_> {

@@ -1,4 +1,4 @@
-//! Showing what an experiment found: tables, plots, and what is to be said of them.
+//! Shows an experiment's results: tables, plots, and notes on them.
 
 use super::{Experiment, Options, View, latency::key};
 use crate::{
@@ -10,7 +10,7 @@ use anyhow::Result;
 use galaxy_common::Spread;
 use std::path::Path;
 
-/// What no factor scales.
+/// The properties of real devices that no factor of the emulation scales.
 pub(super) const NOT_KEPT: &[&str] = &[
     "Processor time of the wire. A byte costs this machine's core a tenth to a fifth of what it costs the boards' in total, but they have four cores and we have a share of one, and their share of it is smaller. So links are driven beside the quotas, which hold the threads that multiply only; what the links took is in the column `links, CPU ms` for whoever wants to add it.",
     "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds, where the boards take more.",
@@ -20,10 +20,10 @@ pub(super) const NOT_KEPT: &[&str] = &[
     "Weights are held in 32 bit by this engine and in 16 bit by the paper's, so memory is scaled by two.",
 ];
 
-/// What a bound is made of.
+/// The paragraph on how a bound is computed.
 pub(super) const BOUND: &str = "*Bound*: the slowest device's measured compute and the busiest cable's time, the larger of both for `galaxy`, `sequence`, `pipeline` and `auto`, whose sends overlap, and the sum for `local` and `megatron`, with the integer split, and the shaped rate with the headers of frames, packets and TLS.";
 
-/// Shows a record.
+/// Shows a record, in the form that the experiment has.
 ///
 /// # Errors
 /// When files cannot be written.
@@ -39,8 +39,8 @@ pub(super) fn show(experiment: &Experiment, record: &Record, options: &Options) 
     publish(record, (experiment.name, experiment.about), shown, NOT_KEPT, &options.output)
 }
 
-/// Writes the page and the plots of a record of this name, and what it is about, into a directory of this
-/// name, and prints the tables.
+/// Writes the page and the plots of a record into the directory `name`, with `about` as its introduction, and
+/// prints the tables.
 ///
 /// # Errors
 /// When files cannot be written.
@@ -81,16 +81,16 @@ fn written(page: &Path, plots: &[String]) -> String {
     )
 }
 
-/// A record, and what it is of.
+/// A record, and the experiment that it is of.
 pub(super) struct Found<'a> {
     pub(super) experiment: &'a Experiment,
     pub(super) record: &'a Record,
 }
 
-/// Tables, what is to be said of them, and charts by the ends of their files' names.
+/// The tables of a page, notes on them, and charts with the suffixes of their files' names.
 pub(super) type Shown = (Vec<Table>, Vec<String>, Vec<(&'static str, Chart)>);
 
-/// A cell and what may stand beside it.
+/// The bound of a cell, or one of the bound's parts, by its name, in ms; NaN where it has none.
 pub(super) fn part(cell: &Cell, name: &str) -> f64 {
     let bound = cell.bound.as_ref();
     match name {
@@ -111,7 +111,7 @@ pub(super) fn axis(label: &str) -> Axis {
     Axis { label: label.to_owned(), log: false, categories: None }
 }
 
-/// Environments and models that there are cells of, in the order in which they were measured.
+/// The environments and models that have cells, in the order in which they were measured.
 pub(super) fn groups(record: &Record) -> Vec<(String, String)> {
     let mut groups = Vec::new();
     for cell in &record.cells {
@@ -125,7 +125,7 @@ pub(super) fn groups(record: &Record) -> Vec<(String, String)> {
     groups
 }
 
-/// A fact of a cell.
+/// A fact of a cell by its name; NaN where it has none of that name.
 pub(super) fn fact(cell: &Cell, name: &str) -> f64 {
     cell.facts.get(name).copied().unwrap_or(f64::NAN)
 }
@@ -136,7 +136,7 @@ impl Found<'_> {
         self.record.cells.iter().find(|cell| cell.key == key)
     }
 
-    /// Where the latency of a cell went, against its bound.
+    /// A table of the parts of each cell's latency, beside its bound.
     pub(super) fn spent(&self) -> Table {
         let mut table = Table::new(
             "Where the slowest device's time goes, ms (medians)",
@@ -268,7 +268,7 @@ pub(super) fn latency_bar(series: usize, cell: &Cell) -> Bar {
     Bar { mark, ..bar(series, cell, "latency_ms") }
 }
 
-/// The bar of a value, or a word on why there is none.
+/// The bar of a value, or a note on why there is none.
 pub(super) fn bar(series: usize, cell: &Cell, value: &str) -> Bar {
     let spread = cell.spread(value);
     Bar {

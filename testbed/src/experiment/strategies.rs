@@ -1,4 +1,4 @@
-//! Showing latencies of strategies, and how much faster than others `auto` is.
+//! Shows the latencies of strategies, and how much faster than others `auto` is.
 
 use super::{
     AUTO_NAME, EQUAL,
@@ -12,8 +12,8 @@ use crate::{
 use galaxy_common::Spread;
 
 impl Found<'_> {
-    /// What `auto` is compared with: in equal parts for all where that was measured, as the paper has it. The
-    /// fastest of those that fit.
+    /// The cell that `auto` is compared with, the fastest of those that fit: of the variants in equal parts
+    /// where those are measured, as the paper has them, else `megatron`.
     fn rival(&self, environment: &str, model: &str) -> Option<&Cell> {
         let measured = |name: &str| {
             let cell = self.cell(environment, model, name)?;

@@ -1,5 +1,5 @@
-//! What links cost and carry: TCP, TCP with TLS and QUIC between two workers, at several rates, delays
-//! and losses, measured by the probes that planning rests on. And which one a plan would take.
+//! The costs and rates of links: TCP, TCP with TLS and QUIC between two workers, at several rates, delays and
+//! losses, measured by the probes that planning rests on; and which of them a plan would take.
 
 use super::{
     Options,
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     health::{Health, Watch},
-    network::{self, Held, Link, Network, Place},
+    network::{self, Link, Network, NetworkGuard, NetworkNode},
     plot::{Axis, Chart, Kind, Point, Series},
     processes::{Keys, Process, listening, worker_command},
     record::{Cell, Outcome, Record, Verdict},
@@ -34,44 +34,45 @@ use std::{
 };
 use tonic::transport::Channel;
 
-/// The experiment's name, and what it shows.
+/// The experiment's name; below it, one line on what it shows.
 pub(super) const NAME: &str = "transport";
 pub(super) const ABOUT: &str =
     "TCP, TCP with TLS and QUIC: latency, rate, processor time of a byte; which one a plan takes";
-/// Where the page begins.
+/// The paragraph at the beginning of the page.
 const STORY: &str = "Two workers, each in a network namespace of its own, joined by one link that is shaped both ways, and the probe that `galaxy profile` makes between them: round trips of 16 bytes, then frames of up to 256 KiB one way, acknowledged at the end.";
-/// The model that is planned for, and the tokens of its text.
+/// The model that is planned for; below it, the tokens of its text.
 const MODEL: &str = "bert-large";
 const TOKENS: u32 = 284;
-/// The devices that are planned for: like a core of this machine.
+/// The speed of the devices that are planned for, in GFLOP/s, like a core of this machine; below it, the rate
+/// of their memory.
 const GFLOPS: f64 = 75.0;
 const MEMORY_RATE: f64 = 12.0;
-/// How long one bulk takes. The processor time of a byte is what the long ones took more than the
-/// short ones: both have a handshake and round trips.
+/// The length of a short bulk in ms; below it, that of a long one. The processor time of a byte is what long
+/// bulks took beyond short ones: both have a handshake and round trips.
 const SHORT: u32 = 20;
 const LONG: u32 = 1000;
-/// Samples of each cell, and how many are tried for each that counts.
+/// The samples of each cell; below it, how many are tried for each that counts.
 const SAMPLES: usize = 3;
 const PATIENCE: usize = 3;
-/// Others than the workers that use more of the machine are in the way.
+/// The share of the machine above which processes other than the workers disturb a sample.
 const OTHERS: f64 = 0.10;
-/// What the machine's host may take of it.
+/// The share of the machine that its host may take.
 const STEAL: f64 = 0.02;
-/// For a call that probes.
+/// The longest that a call that probes may take.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The label of what decides, over TCP, how much is under way.
+/// The label of TCP's congestion control, which decides how much is under way.
 const CONTROL: &str = "congestion control";
-/// The place of whoever asks.
+/// The index of the place from which the workers are asked.
 const DESK: usize = 2;
 
-/// What a link is like.
+/// The properties of a link.
 #[derive(Clone, Copy)]
 struct Condition {
     name: &'static str,
-    /// None where nothing is shaped.
+    /// Bits per second; none where nothing is shaped.
     rate: Option<u64>,
     delay: Duration,
-    /// Each way.
+    /// The share of packets that is lost, each way.
     loss: f64,
 }
 
@@ -83,7 +84,7 @@ const fn bent(name: &'static str, mbit: u64, delay_ms: u64, loss: f64) -> Condit
     Condition { delay: Duration::from_millis(delay_ms), loss, ..clean(name, mbit) }
 }
 
-/// Devices on one machine.
+/// The condition of devices on one machine, without shaping.
 const OPEN: Condition = Condition { rate: None, ..clean("unshaped", 0) };
 
 const CONDITIONS: &[Condition] = &[
@@ -103,7 +104,7 @@ const SMOKE: &[Condition] = &[OPEN, CONDITIONS[3], CONDITIONS[9]];
 
 const LINKS: [LinkType; 3] = [LinkType::Plain, LinkType::Tls, LinkType::Quic];
 
-/// Names in tables.
+/// The name of a type of link in tables.
 fn name(link: LinkType) -> &'static str {
     match link {
         LinkType::Plain => "TCP",
@@ -116,10 +117,10 @@ fn key(condition: &Condition, link: LinkType) -> String {
     format!("{}/{link}", condition.name)
 }
 
-/// Runs all that is left, and shows what was found.
+/// Measures all links that are left, and shows the record.
 ///
 /// # Errors
-/// When a link cannot be made or measured. What was measured is kept.
+/// When a link cannot be created or measured. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
     let conditions = match (options.loopback, options.smoke) {
         (true, _) => &[OPEN][..],
@@ -157,7 +158,7 @@ struct Lab {
     workers: Vec<Process>,
     addresses: Vec<String>,
     desk: Identity,
-    network: Option<Held>,
+    network: Option<NetworkGuard>,
 }
 
 impl Lab {
@@ -170,8 +171,8 @@ impl Lab {
                     delay: condition.delay,
                     loss: condition.loss,
                 });
-                let device = |i| Place { name: format!("d{i}"), link };
-                let desk = Place { name: "coordinator".to_owned(), link: None };
+                let device = |i| NetworkNode { name: format!("d{i}"), link };
+                let desk = NetworkNode { name: "coordinator".to_owned(), link: None };
                 let name = options.testbed.as_deref().unwrap_or(NAME);
                 Network::down(name)?;
                 Some(Network::held(name, &[device(0), device(1), desk])?)
@@ -218,10 +219,10 @@ impl Lab {
         let mut take = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
-                let desk = Desk::sit(self).await?;
+                let desk = ProbeClient::sit(self).await?;
                 for tried in 0..samples * PATIENCE {
                     let mut open = false;
-                    // In turns: what changes about the machine changes for all.
+                    // The types of links take turns: what changes about the machine changes for all of them.
                     for link in LINKS {
                         let key = key(condition, link);
                         if record.cell(&key, &[]).done(samples) {
@@ -230,7 +231,7 @@ impl Lab {
                         open = true;
                         let (values, verdict) = match desk.sample(self, link).await {
                             Ok(taken) => taken,
-                            // What opens a link may be lost on it, too.
+                            // The packets that open a link may be lost on it, too.
                             Err(error) => {
                                 eprintln!("{key}, attempt {}: {error:#}", tried + 1);
                                 if tried + 1 == samples * PATIENCE {
@@ -260,19 +261,19 @@ impl Lab {
         }
     }
 
-    /// Processor time of both workers so far, in ns.
+    /// The processor time of both workers so far, in ns.
     fn cpu(&self) -> u64 {
         self.workers.iter().map(|worker| cpu(worker.id())).sum()
     }
 }
 
-/// By which TCP decides how much is under way, in the namespace of this thread.
+/// The name of TCP's congestion control in the namespace of this thread.
 fn congestion_control() -> String {
     let chosen = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     chosen.map_or("unknown".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Processor time of a process so far, in ns, of the threads that it has.
+/// The processor time of a process so far, in ns, of the threads that it has now.
 fn cpu(pid: u32) -> u64 {
     std::fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()
@@ -283,13 +284,13 @@ fn cpu(pid: u32) -> u64 {
         .sum()
 }
 
-/// Whoever asks the workers.
-struct Desk {
+/// A client of both workers that asks for probes.
+struct ProbeClient {
     first: WorkerClient<Channel>,
     peer: v1::Peer,
 }
 
-impl Desk {
+impl ProbeClient {
     async fn sit(lab: &Lab) -> Result<Self> {
         let open = async |i: usize| -> Result<WorkerClient<Channel>> {
             let device = DeviceName::new(format!("d{i}"))?;
@@ -313,7 +314,7 @@ impl Desk {
         Ok(reply.map_err(|status| from_status(&status))?.into_inner())
     }
 
-    /// One sample of a link.
+    /// Takes one sample of a link.
     async fn sample(&self, lab: &Lab, link: LinkType) -> Result<(BTreeMap<String, f64>, Verdict)> {
         let daemons = || -> u64 {
             let testbed = lab.network.as_ref().map(|network| network.testbed());
@@ -328,7 +329,8 @@ impl Desk {
         let health = watch.finish(after - before + (daemons() - helpers))?;
         let busy = self.probe(link, true, 0).await?;
         let more = (after - between) as f64 - (between - before) as f64;
-        // Where losses slowed the long bulks that much, the sample does not count.
+        // Where losses slowed the long bulks down so far that they carried no more than the short ones, the
+        // sample does not count.
         let more_bytes = match long.bytes > short.bytes {
             true => (long.bytes - short.bytes) as f64,
             false => f64::NAN,
@@ -361,9 +363,9 @@ fn judge(health: &Health) -> Verdict {
     Verdict::of(others.into_iter().chain(steal).collect())
 }
 
-/// Plans for two devices over each type of link, as it was measured.
+/// Plans for two devices over each type of link, by what was measured of it.
 fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> Result<()> {
-    // Only its shape counts: no weights are written.
+    // Only the model's shape is used: no weights are written.
     let spec = crate::models::find(MODEL)?.shape.spec()?;
     let devices = ["d0", "d1"].map(|name| synthetic::SyntheticDevice {
         name: DeviceName::new(name).expect("two characters are a name"),
@@ -381,7 +383,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
         threads: device.threads,
     });
     let workload = Workload {
-        made: 0,
+        generated: 0,
         texts: 1,
         lengths: vec![(TOKENS, 1.0)],
         wanted: Wanted::Pooled(Pooling::Mean),

@@ -1,6 +1,6 @@
-//! Connections of those who mean no good: they wait, and come again when they are sent away.
+//! Hostile connections: they wait, and come again when they are closed.
 
-use super::{Stage, Target};
+use super::{HostileCluster, Target};
 use anyhow::Result;
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -23,22 +23,22 @@ use tokio::{
     time::{interval, sleep, timeout},
 };
 
-/// How connections wait.
+/// The manner in which connections wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
-    /// They say nothing.
+pub enum ConnectionState {
+    /// They send nothing.
     Silent,
-    /// They begin, and do not go on.
+    /// They send the beginning of a handshake or request, and not the rest.
     HalfOpen,
 }
 
-/// What begins a handshake of TLS: a record that is not all there.
+/// The beginning of a TLS handshake: a record that is incomplete.
 const HELLO: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
-/// What begins a request over HTTP.
+/// The beginning of a request over HTTP.
 const HEAD: &[u8] = b"GET /v1/models HTTP/1.1\r\nhost: local";
-/// For a connection to stand.
+/// The longest that a connection may take to be established.
 const DIAL: Duration = Duration::from_secs(5);
-/// For all to have come once.
+/// The time that all connections have to be opened once.
 const GATHERING: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
@@ -47,20 +47,20 @@ struct Count {
     opened: AtomicU64,
 }
 
-/// A crowd. It goes when it is dropped.
-pub struct Crowd {
+/// A crowd of connections, which end when it is dropped.
+pub struct HostileConnections {
     _who: JoinSet<()>,
     count: Arc<Count>,
     begins: Arc<Semaphore>,
     most: usize,
 }
 
-impl Crowd {
-    /// Those who will come from an address, so many, and so many in each second that come again.
+impl HostileConnections {
+    /// Prepares `most` connections from an address, of which at most `rate` in each second come again.
     pub async fn gather(
         (target, to): (Target, SocketAddr),
         from: IpAddr,
-        manner: Manner,
+        manner: ConnectionState,
         most: usize,
         rate: u32,
     ) -> Self {
@@ -68,9 +68,9 @@ impl Crowd {
         let again = Arc::new(Semaphore::new(0));
         let mut who = JoinSet::new();
         let says: &[u8] = match (manner, target) {
-            (Manner::Silent, _) => &[],
-            (Manner::HalfOpen, Target::Serve) => HEAD,
-            (Manner::HalfOpen, _) => HELLO,
+            (ConnectionState::Silent, _) => &[],
+            (ConnectionState::HalfOpen, Target::Serve) => HEAD,
+            (ConnectionState::HalfOpen, _) => HELLO,
         };
         for _ in 0..most {
             let (count, begins, again) = (count.clone(), begins.clone(), again.clone());
@@ -90,7 +90,7 @@ impl Crowd {
                 loop {
                     ticks.tick().await;
                     let some = (rate / 50).max(1) as usize;
-                    // What was not used up is not saved.
+                    // Permits that were not used are not saved.
                     again.add_permits(some.saturating_sub(again.available_permits()));
                 }
             });
@@ -98,24 +98,24 @@ impl Crowd {
         Self { _who: who, count, begins, most }
     }
 
-    /// Comes, and gives the first of them time to be there.
+    /// Opens the connections, and gives them time to be established.
     pub async fn begin(&mut self) {
         self.begins.add_permits(self.most);
         sleep(GATHERING).await;
     }
 
-    /// Connections that are open now.
+    /// The number of connections that are open now.
     pub fn open(&self) -> usize {
         self.count.open.load(Ordering::Relaxed)
     }
 
-    /// Connections in all.
+    /// The number of connections in all.
     pub fn opened(&self) -> u64 {
         self.count.opened.load(Ordering::Relaxed)
     }
 }
 
-/// One connection, for as long as it is let be.
+/// Opens one connection, and keeps it until the other side closes it.
 async fn wait(from: IpAddr, to: SocketAddr, says: &[u8], count: &Count) {
     let dial = async {
         let socket = TcpSocket::new_v4()?;
@@ -136,13 +136,13 @@ async fn until_sent_away(mut stream: TcpStream, says: &[u8]) -> std::io::Result<
     Ok(())
 }
 
-/// Connections with a valid certificate, or a request that was answered over HTTP, which stay.
+/// A crowd of connections that stay: with a valid certificate, or over HTTP with a request that was answered.
 pub async fn valid(
-    stage: &Stage,
+    stage: &HostileCluster,
     target: Target,
     identity: &Identity,
     most: usize,
-) -> Result<Crowd> {
+) -> Result<HostileConnections> {
     let (count, begins) = (Arc::new(Count::default()), Arc::new(Semaphore::new(0)));
     let mut who = JoinSet::new();
     let address = stage.address(target).to_owned();
@@ -163,7 +163,7 @@ pub async fn valid(
             let Ok(mut stream) = dialled else { return };
             count.opened.fetch_add(1, Ordering::Relaxed);
             count.open.fetch_add(1, Ordering::Relaxed);
-            // What begins HTTP/2, so that it is a connection like any other.
+            // The beginning of HTTP/2, so that it is a connection like any other.
             let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
             if stream.write_all(preface).await.is_ok() {
                 let mut bytes = [0; 256];
@@ -172,5 +172,5 @@ pub async fn valid(
             count.open.fetch_sub(1, Ordering::Relaxed);
         });
     }
-    Ok(Crowd { _who: who, count, begins, most })
+    Ok(HostileConnections { _who: who, count, begins, most })
 }

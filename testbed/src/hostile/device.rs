@@ -1,4 +1,4 @@
-//! A device of the cluster that means harm to its coordinator.
+//! A device of the cluster that attacks its coordinator.
 
 use super::{ASKED, BEHIND, GROWTH, megabytes, resident, say};
 use crate::processes::{Keys, Process, coordinator, listening, worker_command};
@@ -27,43 +27,43 @@ use tempfile::TempDir;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tonic::{Request, Response, Status, Streaming, codegen::BoxStream};
 
-/// How long each has.
+/// How long each short attack lasts.
 const WHILE: Duration = Duration::from_secs(15);
-/// When a device that was removed must be out.
+/// The time within which requests are answered again after the device was removed.
 const OUT: Duration = Duration::from_secs(3);
-/// After this nothing is answered any more.
+/// The longest wait for an answer after the removal.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For one probe of a link, as the coordinator has it.
+/// The time limit of the coordinator for one probe of a link.
 const PROBE: Duration = Duration::from_secs(20);
-/// For the place of a device that made ready, as the coordinator has it.
+/// The time limit of the coordinator for a device that made ready to take its place.
 const LINKED: Duration = Duration::from_secs(20);
-/// Between two requests of the client.
+/// The time between two requests of the client.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What it does.
+/// The attack of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
-    /// It describes itself by texts of a megabyte.
+enum DeviceAttack {
+    /// It describes itself with strings of a megabyte.
     Words,
-    /// It was in the last epoch that there is, and says all else as high.
+    /// It claims to have been in the highest epoch, and other numbers as high.
     Epoch,
-    /// Its profile is 15 MB of nothing.
+    /// Its profile is 15 MB of zeros.
     Profile,
-    /// It is measured without an end, and tells of it.
+    /// Measuring it never ends, and it keeps reporting progress.
     Progress,
-    /// It is measured, and says no word.
+    /// Measuring it never ends, and it reports nothing.
     Silence,
-    /// By its profile it is the fastest; its links are measured without a word.
+    /// By its profile it is the fastest; it never answers when its links are to be probed.
     Links,
-    /// By its profile it is the fastest, and it makes ready without a word.
+    /// By its profile it is the fastest; it never answers when it is to make a plan ready.
     Prepare,
-    /// It takes the place of the fastest without a word.
+    /// By its profile it is the fastest; it never answers when it is to take its place in a plan.
     Place,
-    /// It gives results without an end.
+    /// By its profile it is the fastest; its results never end.
     Execute,
 }
 
-impl Deed {
+impl DeviceAttack {
     const ALL: [Self; 9] = [
         Self::Words,
         Self::Epoch,
@@ -76,7 +76,7 @@ impl Deed {
         Self::Execute,
     ];
 
-    /// How long it is looked at.
+    /// How long the attack is watched.
     fn lasts(self) -> Duration {
         match self {
             Self::Words | Self::Epoch | Self::Profile | Self::Progress | Self::Silence => WHILE,
@@ -85,7 +85,7 @@ impl Deed {
         }
     }
 
-    /// By how much later requests may be answered.
+    /// By how much later requests may be answered during the attack.
     fn waits(self) -> Duration {
         match self {
             // Links are measured when nothing runs, and places are taken then.
@@ -110,28 +110,28 @@ impl Deed {
     }
 }
 
-/// How a client fared that asks the others.
+/// How a client fared that asks the cluster while a device attacks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What the device did.
+    /// The attack, as text.
     pub device: String,
     /// How often the device was asked for what it does wrong.
     pub calls: u64,
-    /// How often the client asked,
+    /// How many requests the client sent.
     pub asked: u64,
-    /// and how often it was not answered.
+    /// How many of the client's requests were not answered.
     pub unanswered: u64,
-    /// How long an answer took before, in milliseconds: the median.
+    /// The median time of an answer before the attack, in milliseconds.
     pub before_ms: f64,
-    /// How long it took meanwhile: the median,
+    /// The median time of an answer during the attack, in milliseconds.
     pub median_ms: f64,
-    /// and the longest.
+    /// The longest time of an answer during the attack, in milliseconds.
     pub longest_ms: f64,
-    /// When a request was answered after the device was removed, in milliseconds.
+    /// The time from the device's removal to the next answer, in milliseconds.
     pub again_ms: f64,
-    /// By how many bytes the coordinator's memory grew at most.
+    /// The bytes by which the coordinator's memory grew at most.
     pub growth: u64,
-    /// Whether that is within bounds.
+    /// Whether waits and memory stayed within their bounds.
     pub held: bool,
 }
 
@@ -140,27 +140,27 @@ struct Others {
     keys: Keys,
     coordinator: Process,
     client: Client,
-    /// Where files of devices are.
+    /// The folder of the files that name further devices.
     devices: PathBuf,
-    /// What the honest device does.
+    /// The profile of the honest device.
     profile: DeviceProfile,
     _worker: Process,
     _dir: TempDir,
 }
 
-/// Adds a device of each kind to a cluster of an honest one, and removes it again.
+/// Adds a device for each attack to a cluster of an honest one, and removes it again.
 ///
 /// # Errors
 /// When something cannot be started.
 pub async fn all(model: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for deed in Deed::ALL {
+    for deed in DeviceAttack::ALL {
         rows.push(Others::start(model).await?.beside(deed).await?);
     }
     Ok(rows)
 }
 
-/// Prints them.
+/// Prints the rows as a table.
 pub fn show(rows: &[Row]) {
     println!(
         "\n| a device that | its calls | asked | unanswered | before, ms | median, ms | longest, ms | removed, ms | memory, MB | kept |"
@@ -216,7 +216,7 @@ impl Others {
         Ok(begun.elapsed())
     }
 
-    async fn beside(&self, deed: Deed) -> Result<Row> {
+    async fn beside(&self, deed: DeviceAttack) -> Result<Row> {
         say("a device", deed.words());
         let mut usual = Vec::new();
         for _ in 0..ASKED {
@@ -263,9 +263,9 @@ impl Others {
             longest_ms: ms(longest),
             growth,
             again_ms: ms(again),
-            // Whose results are wrong loses the requests that it has a part in (docs/security.md).
+            // A device whose results are wrong loses the requests that it takes part in (docs/security.md).
             held: calls > 0
-                && (unanswered == 0 || deed == Deed::Execute)
+                && (unanswered == 0 || deed == DeviceAttack::Execute)
                 && longest <= before + deed.waits()
                 && growth <= GROWTH
                 && again <= OUT,
@@ -288,7 +288,7 @@ fn median(times: &mut [Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Listens as a device, and says where.
+/// Starts a hostile device, and returns its address and its task.
 async fn listen(device: Device, keys: &Keys) -> Result<(String, JoinHandle<()>)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?.to_string();
@@ -304,15 +304,15 @@ fn text() -> String {
 }
 
 struct Device {
-    deed: Deed,
+    deed: DeviceAttack,
     calls: Arc<AtomicU64>,
-    /// That of the fastest of all.
+    /// The profile of the fastest device of all.
     profile: DeviceProfile,
 }
 
 impl Device {
-    /// It was asked for what some do wrong.
-    fn asked(&self, deeds: &[Deed]) {
+    /// Counts a call, if its attack is one of these.
+    fn asked(&self, deeds: &[DeviceAttack]) {
         if deeds.contains(&self.deed) {
             self.calls.fetch_add(1, Ordering::Relaxed);
         }
@@ -342,7 +342,7 @@ impl Worker for Device {
     type ProfileStream = BoxStream<v1::ProfileEvent>;
 
     async fn describe(&self, _: Request<v1::DescribeRequest>) -> Answer<v1::DescribeReply> {
-        self.asked(&[Deed::Words, Deed::Epoch]);
+        self.asked(&[DeviceAttack::Words, DeviceAttack::Epoch]);
         let (name, version) =
             (self.profile.device.to_string(), env!("CARGO_PKG_VERSION").to_owned());
         let usual = v1::DescribeReply {
@@ -354,13 +354,13 @@ impl Worker for Device {
             ..Default::default()
         };
         Ok(Response::new(match self.deed {
-            Deed::Words => v1::DescribeReply {
+            DeviceAttack::Words => v1::DescribeReply {
                 version: text(),
                 commit: text(),
                 models: vec!["\u{1b}c".to_owned(); 1 << 20],
                 ..usual
             },
-            Deed::Epoch => v1::DescribeReply {
+            DeviceAttack::Epoch => v1::DescribeReply {
                 epoch: u64::MAX,
                 threads: u32::MAX,
                 memory_bytes: u64::MAX,
@@ -372,7 +372,7 @@ impl Worker for Device {
     }
 
     async fn profile(&self, _: Request<v1::ProfileRequest>) -> Answer<Self::ProfileStream> {
-        self.asked(&[Deed::Profile, Deed::Progress, Deed::Silence]);
+        self.asked(&[DeviceAttack::Profile, DeviceAttack::Progress, DeviceAttack::Silence]);
         let progress = || {
             profile_event::Event::Progress(v1::ProfileProgress {
                 done: u32::MAX,
@@ -381,11 +381,11 @@ impl Worker for Device {
             })
         };
         Ok(Response::new(match self.deed {
-            Deed::Silence => Box::pin(tokio_stream::pending()),
-            Deed::Progress => {
+            DeviceAttack::Silence => Box::pin(tokio_stream::pending()),
+            DeviceAttack::Progress => {
                 Box::pin(tokio_stream::iter(std::iter::repeat_with(move || measured(progress()))))
             }
-            Deed::Profile => {
+            DeviceAttack::Profile => {
                 let profile = profile_event::Event::Profile(vec![0; 15_000_000]);
                 Box::pin(tokio_stream::iter([measured(profile)]))
             }
@@ -399,7 +399,7 @@ impl Worker for Device {
 
     async fn health(&self, _: Request<v1::HealthRequest>) -> Answer<v1::HealthReply> {
         let most = u64::MAX;
-        let epoch = if self.deed == Deed::Epoch { most } else { 0 };
+        let epoch = if self.deed == DeviceAttack::Epoch { most } else { 0 };
         let (clock_ns, resident_bytes, running_sequence) = (most, most, most);
         Ok(Response::new(v1::HealthReply {
             epoch,
@@ -417,10 +417,10 @@ impl Worker for Device {
         Ok(Response::new(v1::CancelReply {}))
     }
     async fn place(&self, _: Request<v1::PlaceRequest>) -> Answer<Self::PlaceStream> {
-        self.asked(&[Deed::Place]);
+        self.asked(&[DeviceAttack::Place]);
         match self.deed {
-            Deed::Place => Ok(Response::new(Box::pin(tokio_stream::pending()))),
-            Deed::Execute => {
+            DeviceAttack::Place => Ok(Response::new(Box::pin(tokio_stream::pending()))),
+            DeviceAttack::Execute => {
                 let ready = v1::PlaceReady {
                     weight_bytes: u64::MAX,
                     seconds: f64::NAN,
@@ -432,7 +432,7 @@ impl Worker for Device {
         }
     }
     async fn execute(&self, _: Request<v1::ExecuteRequest>) -> Answer<Self::ExecuteStream> {
-        self.asked(&[Deed::Execute]);
+        self.asked(&[DeviceAttack::Execute]);
         let data = vec![0; 1 << 20];
         let piece = move || {
             let piece = v1::OutputPiece { output: 0, offset: 0, data: data.clone().into() };
@@ -450,14 +450,12 @@ impl Worker for Device {
         self.no()
     }
     async fn prepare(&self, _: Request<v1::PrepareRequest>) -> Answer<Self::PrepareStream> {
-        self.asked(&[Deed::Prepare]);
+        self.asked(&[DeviceAttack::Prepare]);
         match self.deed {
-            Deed::Prepare => Ok(Response::new(Box::pin(tokio_stream::pending()))),
-            Deed::Place | Deed::Execute => {
-                Ok(Response::new(Box::pin(tokio_stream::iter([ready_for(
-                    v1::PlaceReady::default(),
-                )]))))
-            }
+            DeviceAttack::Prepare => Ok(Response::new(Box::pin(tokio_stream::pending()))),
+            DeviceAttack::Place | DeviceAttack::Execute => Ok(Response::new(Box::pin(
+                tokio_stream::iter([ready_for(v1::PlaceReady::default())]),
+            ))),
             _ => self.no(),
         }
     }
@@ -465,8 +463,8 @@ impl Worker for Device {
         self.no()
     }
     async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeReply> {
-        self.asked(&[Deed::Links]);
-        if self.deed == Deed::Links {
+        self.asked(&[DeviceAttack::Links]);
+        if self.deed == DeviceAttack::Links {
             std::future::pending::<()>().await;
         }
         let (round_trip_ns, rate) = (vec![1e5; 3], vec![1e9; 3]);

@@ -1,6 +1,6 @@
-//! A client that has a certificate, and sends what takes much more than it looks like.
+//! A client with a certificate that sends requests which cost much more than they look like.
 
-use super::{ASKED, BEHIND, BUDGET, Row, Stage, Target, row, say};
+use super::{ASKED, BEHIND, BUDGET, HostileCluster, Row, Target, row, say};
 use anyhow::{Result, bail};
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -27,25 +27,25 @@ use tonic::{
     transport::Channel,
 };
 
-/// What it sends.
+/// The requests that the client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Greed {
+pub enum RequestAttack {
     /// Texts of 15 MB.
     Texts,
-    /// Lists of nothing, two bytes each.
+    /// Lists of empty messages, two bytes each.
     Lists,
-    /// Requests that never end.
+    /// Requests whose bodies never end.
     Endless,
-    /// Requests whose answers it does not take.
+    /// Requests whose answers it does not read.
     Unread,
-    /// Requests that may take a day, more than the queue has places.
+    /// Requests with a deadline of a day, more than the queue has places.
     Patient,
-    /// Images of which little is sent, and that are large.
+    /// Large images that are small when compressed.
     Images,
 }
 
-impl Greed {
-    /// Those to a model of texts; the images are to one of images.
+impl RequestAttack {
+    /// The requests to a model of texts; those with images are to a model of images.
     pub const OF_TEXTS: [Self; 5] =
         [Self::Texts, Self::Lists, Self::Endless, Self::Unread, Self::Patient];
 
@@ -61,26 +61,26 @@ impl Greed {
     }
 }
 
-/// Connections of the client,
+/// The number of the client's connections.
 const CHANNELS: usize = 4;
-/// and how long its requests have to be there.
+/// The time that its requests have to arrive before the honest client asks.
 const GATHERING: Duration = Duration::from_secs(2);
-/// For an answer to the honest one.
+/// The longest that the honest client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of an image, in pixels.
+/// The width and height of an image, in pixels.
 const SIDE: u32 = 16_384;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const EMBED: &str = "/galaxy.v1.Galaxy/Embed";
 
-async fn dial(stage: &Stage, who: &str) -> Result<Channel> {
+async fn dial(stage: &HostileCluster, who: &str) -> Result<Channel> {
     let identity = stage.identity(who, Role::Client)?;
     let name = DeviceName::new("coordinator")?;
     let to = (&name, Role::Coordinator);
     Ok(channel::connect(&stage.cluster.address, Some(&identity), to, PATIENCE).await?)
 }
 
-/// How an honest client fares, and what the coordinator's memory does.
-pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
+/// How an honest client fares while another sends such requests, and how much the coordinator's memory grows.
+pub async fn under(stage: &HostileCluster, greed: RequestAttack) -> Result<Row> {
     let target = Target::Coordinator;
     say(format_args!("{target:?}"), greed.words());
     let before = median(stage, greed).await?;
@@ -91,20 +91,20 @@ pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
     }
     let mut calls = JoinSet::new();
     let many = match greed {
-        Greed::Texts | Greed::Lists | Greed::Images => 20,
-        Greed::Endless => 100,
-        Greed::Unread => 70,
-        Greed::Patient => 300,
+        RequestAttack::Texts | RequestAttack::Lists | RequestAttack::Images => 20,
+        RequestAttack::Endless => 100,
+        RequestAttack::Unread => 70,
+        RequestAttack::Patient => 300,
     };
-    let body = if greed == Greed::Images { large()?.into() } else { body(greed) };
+    let body = if greed == RequestAttack::Images { large()?.into() } else { body(greed) };
     for i in 0..many {
         let (channel, body) = (channels[i % CHANNELS].clone(), body.clone());
         calls.spawn(async move {
             match greed {
-                Greed::Unread => unread(channel).await,
-                Greed::Patient => patient(channel).await,
-                Greed::Images => image(channel, body).await,
-                _ => send(channel, body, greed == Greed::Endless).await,
+                RequestAttack::Unread => unread(channel).await,
+                RequestAttack::Patient => patient(channel).await,
+                RequestAttack::Images => image(channel, body).await,
+                _ => send(channel, body, greed == RequestAttack::Endless).await,
             }
         });
     }
@@ -132,7 +132,7 @@ pub async fn under(stage: &Stage, greed: Greed) -> Result<Row> {
     Ok(Row { held, ..row })
 }
 
-async fn median(stage: &Stage, greed: Greed) -> Result<Duration> {
+async fn median(stage: &HostileCluster, greed: RequestAttack) -> Result<Duration> {
     let mut waits = Vec::new();
     for _ in 0..ASKED {
         waits.push(ask(stage, greed).await?);
@@ -141,11 +141,11 @@ async fn median(stage: &Stage, greed: Greed) -> Result<Duration> {
     Ok(waits[waits.len() / 2])
 }
 
-async fn ask(stage: &Stage, greed: Greed) -> Result<Duration> {
+async fn ask(stage: &HostileCluster, greed: RequestAttack) -> Result<Duration> {
     let begun = Instant::now();
     let asked = async {
         let mut client = GalaxyClient::new(dial(stage, "honest").await?);
-        if greed == Greed::Images {
+        if greed == RequestAttack::Images {
             let images = vec![std::fs::read(stage.model.join("image.png"))?];
             client.classify(v1::ClassifyRequest { images, ..Default::default() }).await?;
         } else {
@@ -161,11 +161,11 @@ async fn ask(stage: &Stage, greed: Greed) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// A message, with what stands before it.
-fn body(greed: Greed) -> Bytes {
+/// The bytes of a request's message, with gRPC's prefix.
+fn body(greed: RequestAttack) -> Bytes {
     let mut message = match greed {
-        Greed::Lists => [0x1a, 0].repeat(8 << 20),
-        Greed::Texts => {
+        RequestAttack::Lists => [0x1a, 0].repeat(8 << 20),
+        RequestAttack::Texts => {
             let mut message = vec![0x0a];
             let mut length = 15_000_000;
             while length >= 0x80 {
@@ -176,12 +176,12 @@ fn body(greed: Greed) -> Bytes {
             message.extend(b"sea ".repeat(3_750_000));
             message
         }
-        // A list of lists, of which the end never comes.
-        Greed::Endless => vec![0; 15 << 20],
+        // A list of lists, whose end never comes.
+        RequestAttack::Endless => vec![0; 15 << 20],
         _ => Vec::new(),
     };
     message.truncate(16 << 20);
-    let says = if greed == Greed::Endless { 16 << 20 } else { message.len() };
+    let says = if greed == RequestAttack::Endless { 16 << 20 } else { message.len() };
     let mut all = vec![0];
     all.extend((says as u32).to_be_bytes());
     all.extend(message);
@@ -209,7 +209,7 @@ impl HttpBody for Sending {
     }
 }
 
-/// Sends a request, and keeps what comes back.
+/// Sends a request, and keeps its answer without reading it.
 async fn send(mut channel: Channel, left: Bytes, endless: bool) {
     let request = http::Request::builder()
         .method("POST")
@@ -220,7 +220,7 @@ async fn send(mut channel: Channel, left: Bytes, endless: bool) {
     let Ok(request) = request else { return };
     if std::future::poll_fn(|cx| channel.poll_ready(cx)).await.is_ok() {
         let answer = channel.call(request).await;
-        // It is not read.
+        // The answer is never read.
         std::future::pending::<()>().await;
         drop(answer);
     }
@@ -231,7 +231,7 @@ async fn unread(channel: Channel) {
     let output = v1::Wanted::Hidden.into();
     let request = v1::RunRequest { sequences, output, ..Default::default() };
     let answer = GalaxyClient::new(channel).run(request).await;
-    // It is not read.
+    // The answer is never read.
     std::future::pending::<()>().await;
     drop(answer);
 }
@@ -249,7 +249,7 @@ async fn image(channel: Channel, image: Bytes) {
     drop(GalaxyClient::new(channel).classify(request).await);
 }
 
-/// An image that is black all over.
+/// A PNG image that is all black.
 fn large() -> Result<Vec<u8>> {
     let mut file = Vec::new();
     let mut image = png::Encoder::new(&mut file, SIDE, SIDE);

@@ -1,4 +1,4 @@
-//! One that means no harm: it dials, is slow to shake hands, asks, and is answered.
+//! An honest client: it dials, is slow in its handshake, asks, and is answered.
 
 use super::Target;
 use anyhow::{Context, Result, bail};
@@ -18,21 +18,21 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// What its handshake takes longer than on this machine.
+/// How much longer its handshake takes than it would on this machine.
 pub const DELAY: Duration = Duration::from_millis(300);
-/// After this it was not answered.
+/// The longest that it waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Who asks whom.
+/// The honest client, and the process that it asks.
 pub struct Honest {
     pub target: Target,
     pub address: SocketAddr,
-    /// Of a client or a coordinator; none over HTTP.
+    /// The identity of a client or a coordinator; none over HTTP.
     pub identity: Option<Identity>,
 }
 
 impl Honest {
-    /// How long an answer takes, in the median.
+    /// The median time of an answer, over so many requests.
     pub async fn median(&self, times: usize) -> Result<Duration> {
         let mut waits = Vec::new();
         for _ in 0..times {
@@ -42,7 +42,7 @@ impl Honest {
         Ok(waits[waits.len() / 2])
     }
 
-    /// How long an answer takes, from the first packet on.
+    /// The time of one answer, from the first packet on.
     pub async fn ask(&self) -> Result<Duration> {
         let begun = Instant::now();
         timeout(PATIENCE, self.answered()).await.context("no answer")??;
@@ -87,7 +87,8 @@ impl Honest {
     }
 }
 
-/// Where a connection to `address` stands at once, and carries the first byte later.
+/// The address of a proxy to `address`: connections to it are established at once, and carry the first byte
+/// later.
 async fn slowly(address: SocketAddr) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let at = listener.local_addr()?;

@@ -1,4 +1,4 @@
-//! A mirror of the Hub that means harm to `galaxy pull`.
+//! A mirror of the Hub that attacks `galaxy pull`.
 
 use super::{GROWTH, megabytes, peak, say};
 use crate::processes::{Process, program};
@@ -13,40 +13,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a pull may take to see that nothing good comes; nobody is silent here, so that this is
-/// not about patience.
+/// The longest that a pull may take to refuse. No mirror here is silent, so that this is not about waiting.
 const SEES: Duration = Duration::from_secs(60);
-/// What a file says that its length is, of which there is no end.
+/// The length that a file claims to have, while it has no end.
 const ENDLESS: u64 = 1 << 60;
-/// What is sent of weights that are others than they say.
+/// The bytes that are sent of weights that do not match their tag.
 const WEIGHTS: usize = 256 << 20;
-/// What may lie on the disk after a refusal.
+/// The bytes that may lie on the disk after a refusal.
 const LEFT: u64 = 1 << 20;
 static BLOCK: [u8; 64 << 10] = [b' '; 64 << 10];
-/// As the tag of a file that is stored by its SHA-256.
+/// A tag like that of a file that is stored by its SHA-256.
 const TAG: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 const COMMIT: &str = "c0ffee";
 
-/// What it does.
+/// The attack of a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
-    /// A list of files without an end.
+enum MirrorAttack {
+    /// It sends a list of files without an end.
     List,
-    /// As many names as 16 MB have room for.
+    /// It sends as many file names as 16 MB have room for.
     Names,
-    /// Lists in lists.
+    /// It sends lists nested in lists.
     Deep,
-    /// Headers without an end.
+    /// It sends headers without an end.
     Headers,
-    /// A config without an end.
+    /// It sends a config without an end.
     Config,
-    /// Other weights than the tag says.
+    /// It sends weights that do not match their tag.
     Weights,
-    /// One place after another.
+    /// It redirects again and again.
     Redirects,
 }
 
-impl Deed {
+impl MirrorAttack {
     const ALL: [Self; 7] = [
         Self::List,
         Self::Names,
@@ -73,29 +72,29 @@ impl Deed {
 /// How a pull fared.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What the mirror did.
+    /// The attack, as text.
     pub mirror: String,
     /// How long the pull took to refuse, in seconds.
     pub seconds: f64,
-    /// The most memory that it held, in bytes.
+    /// The most memory that the pull held, in bytes.
     pub peak: u64,
-    /// Bytes that it left on the disk.
+    /// The bytes that the pull left on the disk.
     pub left: u64,
-    /// What it said at last.
+    /// The error that the pull printed; empty where it printed none.
     pub said: String,
-    /// Whether it refused, within bounds.
+    /// Whether it refused, within the bounds of time, memory and disk.
     pub held: bool,
 }
 
-/// Pulls from a mirror of each kind.
+/// Pulls from a mirror for each attack.
 ///
 /// # Errors
 /// When a pull cannot be started.
 pub fn all() -> Result<Vec<Row>> {
-    Deed::ALL.into_iter().map(pull).collect()
+    MirrorAttack::ALL.into_iter().map(pull).collect()
 }
 
-/// Prints them.
+/// Prints the rows as a table.
 pub fn show(rows: &[Row]) {
     println!("\n| mirror | refused after, s | memory, MB | left on the disk, MB | said | kept |");
     println!("| --- | --- | --- | --- | --- | --- |");
@@ -112,7 +111,7 @@ pub fn show(rows: &[Row]) {
     }
 }
 
-fn pull(deed: Deed) -> Result<Row> {
+fn pull(deed: MirrorAttack) -> Result<Row> {
     say("a mirror", deed.words());
     let dir = tempfile::tempdir()?;
     let to = dir.path().join("model");
@@ -126,7 +125,7 @@ fn pull(deed: Deed) -> Result<Row> {
     let mut process = Process::spawn("galaxy pull", command)?;
     let (begun, mut most) = (Instant::now(), 0);
     let status = loop {
-        // One that has ended has no memory to look at.
+        // A process that has ended has no memory to look at.
         most = most.max(peak(process.id()).unwrap_or(0));
         if let Some(status) = process.has_ended()? {
             break Some(status);
@@ -159,22 +158,22 @@ fn bytes_in(dir: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Serves on a port of its own, until this process ends.
-fn serve(deed: Deed) -> Result<String> {
+/// Serves a mirror on a free port, until this process ends, and returns its endpoint.
+fn serve(deed: MirrorAttack) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let endpoint = Arc::new(format!("http://{}", listener.local_addr()?));
     let at = endpoint.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             let at = at.clone();
-            // Whoever has seen enough hangs up.
+            // The connection ends with an error when the client hangs up.
             std::thread::spawn(move || drop(answer(deed, &at, &stream)));
         }
     });
     Ok((*endpoint).clone())
 }
 
-fn answer(deed: Deed, endpoint: &str, mut stream: &TcpStream) -> Result<()> {
+fn answer(deed: MirrorAttack, endpoint: &str, mut stream: &TcpStream) -> Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().context("a request")??;
     for line in lines {
@@ -186,7 +185,7 @@ fn answer(deed: Deed, endpoint: &str, mut stream: &TcpStream) -> Result<()> {
     let listed = path.starts_with("/api/models/");
     let ok = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
     match deed {
-        Deed::Redirects => {
+        MirrorAttack::Redirects => {
             let next = path.len();
             write!(
                 stream,
@@ -194,35 +193,35 @@ fn answer(deed: Deed, endpoint: &str, mut stream: &TcpStream) -> Result<()> {
                  content-length: 0\r\n\r\n"
             )?;
         }
-        Deed::Headers => {
+        MirrorAttack::Headers => {
             write!(stream, "{ok}")?;
             loop {
                 write!(stream, "x-more: {}\r\n", "a".repeat(1000))?;
             }
         }
-        Deed::List => {
+        MirrorAttack::List => {
             write!(stream, "{ok}\r\n{{\"sha\":\"{COMMIT}\",\"siblings\":[")?;
             endless(stream)?;
         }
-        Deed::Deep => {
+        MirrorAttack::Deep => {
             write!(stream, "{ok}\r\n")?;
             stream.write_all(&[b'['; 8 << 20])?;
         }
-        Deed::Names => {
+        MirrorAttack::Names => {
             write!(stream, "{ok}\r\n{}", names())?;
         }
-        Deed::Config | Deed::Weights if listed => {
+        MirrorAttack::Config | MirrorAttack::Weights if listed => {
             let of = r#"[{"rfilename":"config.json"},{"rfilename":"model.safetensors"}]"#;
             write!(stream, "{ok}\r\n{{\"sha\":\"{COMMIT}\",\"siblings\":{of}}}")?;
         }
-        Deed::Config => {
+        MirrorAttack::Config => {
             file(stream, ok, TAG, ENDLESS)?;
             endless(stream)?;
         }
-        Deed::Weights => {
+        MirrorAttack::Weights => {
             let config = path.ends_with("config.json");
             let length = if config { 2 } else { WEIGHTS };
-            // What git says of two braces.
+            // The digest that git gives for two braces.
             let tag = if config { "9e26dfeeb6e641a33dae4961196235bdb965b21b" } else { TAG };
             file(stream, ok, tag, length as u64)?;
             if config {
@@ -243,14 +242,14 @@ fn file(mut stream: &TcpStream, ok: &str, tag: &str, length: u64) -> Result<()> 
     Ok(())
 }
 
-/// Spaces until the other side hangs up.
+/// Sends spaces until the other side hangs up.
 fn endless(mut stream: &TcpStream) -> Result<()> {
     loop {
         stream.write_all(&BLOCK)?;
     }
 }
 
-/// A list of 15.9 MB.
+/// The JSON of a listing of 15.9 MB.
 fn names() -> String {
     let mut text =
         format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{{\"rfilename\":\"config.json\"}}");

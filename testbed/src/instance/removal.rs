@@ -1,6 +1,6 @@
-//! How testbeds are taken down: when somebody asks for it, whatever became of them; and those for one
-//! measurement with the process that made them: when they are dropped, as after an error, and when a
-//! signal ends it.
+//! How testbeds are taken down: on request, whatever became of them; and those for one measurement together
+//! with the process that made them: when they are dropped, as after an error, and when a signal ends the
+//! process.
 
 use super::{LOOK, Worker, is_root};
 use crate::{
@@ -23,10 +23,10 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Removes what is left of a testbed, whatever became of it. Nothing left is no error.
+/// Removes what is left of a testbed, whatever became of it. That nothing is left is no error.
 ///
 /// # Errors
-/// When it is in use, or something stays.
+/// When the testbed is in use, or something of it stays.
 pub fn down(name: &str) -> Result<()> {
     check_name("the testbed", name)?;
     for root in [true, false] {
@@ -45,8 +45,8 @@ pub fn down(name: &str) -> Result<()> {
     sweep(name, !is_root())
 }
 
-/// Removes a testbed that is not in use by others. Its directory goes last, so that a name is known as
-/// long as anything of it is there.
+/// Removes a testbed that is not in use by others. Its directory goes last, so that the name is known as long
+/// as anything of the testbed is there.
 pub(super) fn remove(name: &str, loopback: bool, directory: &Path) -> Result<()> {
     end_workers_of(directory)?;
     sweep(name, loopback)?;
@@ -66,7 +66,7 @@ fn end_workers_of(directory: &Path) -> Result<()> {
     end(&serde_json::from_slice::<Vec<Worker>>(&text).unwrap_or_default())
 }
 
-/// Ends workers at once, and waits until the system has let go of them.
+/// Ends workers at once, and waits until the system has removed their processes.
 pub(super) fn end(workers: &[Worker]) -> Result<()> {
     let alive: Vec<&Worker> = workers.iter().filter(|w| w.alive()).collect();
     for worker in &alive {
@@ -80,10 +80,11 @@ pub(super) fn end(workers: &[Worker]) -> Result<()> {
     Ok(())
 }
 
-/// What is up; none as long as nobody waits for signals. They come to the whole process, and so does this.
-static UP: Mutex<Option<Vec<Made>>> = Mutex::new(None);
+/// The testbeds for one measurement that are up; `None` as long as no thread waits for signals. A signal is
+/// sent to the whole process, and so this is one for the process.
+static UP: Mutex<Option<Vec<TestbedRecord>>> = Mutex::new(None);
 
-struct Made {
+struct TestbedRecord {
     name: String,
     loopback: bool,
     directory: PathBuf,
@@ -95,17 +96,17 @@ pub(super) struct Passing {
 }
 
 impl Passing {
-    /// For one that is up.
+    /// The guard of a testbed that is up.
     ///
     /// # Errors
-    /// When nobody can wait for signals.
+    /// When no thread can wait for signals.
     pub(super) fn new(name: &str, loopback: bool, directory: &Path) -> Result<Self> {
         let mut up = locked();
         if up.is_none() {
             wait_for_signals()?;
         }
         let (name, directory) = (name.to_owned(), directory.to_owned());
-        up.get_or_insert_default().push(Made { name: name.clone(), loopback, directory });
+        up.get_or_insert_default().push(TestbedRecord { name: name.clone(), loopback, directory });
         Ok(Self { name })
     }
 }
@@ -119,7 +120,7 @@ impl Drop for Passing {
     }
 }
 
-impl Made {
+impl TestbedRecord {
     fn down(&self) {
         if self.directory.exists()
             && let Err(error) = remove(&self.name, self.loopback, &self.directory)
@@ -129,8 +130,8 @@ impl Made {
     }
 }
 
-/// Held while a testbed is taken down, so that the process does not end in the middle.
-fn locked() -> MutexGuard<'static, Option<Vec<Made>>> {
+/// Locks the list. It is held while a testbed is taken down, so that the process does not end in the middle.
+fn locked() -> MutexGuard<'static, Option<Vec<TestbedRecord>>> {
     UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -152,7 +153,7 @@ fn wait_for_signals() -> Result<()> {
             eprintln!("ended by a signal: takes testbed {} down", made.name);
             made.down();
         }
-        // What a shell says of who ended so.
+        // The exit code that a shell gives for a process that a signal ended.
         process::exit(128 + kind.as_raw_value())
     };
     thread::Builder::new().name("signals".to_owned()).spawn(body)?;

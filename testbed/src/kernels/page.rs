@@ -1,4 +1,4 @@
-//! The page of kernels.
+//! The page of the results for kernels.
 
 use super::quiet::UNDISTURBED;
 use crate::{
@@ -48,7 +48,7 @@ pub(super) fn show(record: &Record, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How many samples something else on the core disturbed, if any.
+/// A note on how many samples something else on the core disturbed; none where none were.
 fn disturbed(record: &Record) -> Option<String> {
     let shares: Vec<f64> = record.cells.iter().flat_map(|cell| cell.values("cpu")).collect();
     let low = shares.iter().filter(|share| **share < UNDISTURBED).count();
@@ -66,7 +66,7 @@ fn cells<'a>(record: &'a Record, section: &'a str) -> impl Iterator<Item = &'a C
     record.cells.iter().filter(move |cell| cell.key.split('/').next() == Some(section))
 }
 
-/// A table with a row for each cell of a section; none where it was not measured.
+/// A table with a row for each cell of a section; none where the section was not measured.
 fn table(
     record: &Record,
     section: &str,
@@ -76,7 +76,7 @@ fn table(
 ) -> Option<Table> {
     let mut table = Table::new(title, columns);
     let mut found: Vec<&Cell> = cells(record, section).collect();
-    // By rows first: what is compared stands together.
+    // By rows first: figures that are compared stand together.
     found.sort_by_key(|cell| std::cmp::Reverse(label(cell, "rows").parse::<u32>().unwrap_or(0)));
     found.into_iter().for_each(|cell| table.row(row(cell)));
     (!table.rows.is_empty()).then_some(table)
@@ -92,7 +92,7 @@ fn percent(spread: Spread) -> String {
     format!("{:.0}% ({:.0} to {:.0})", median * 100.0, low * 100.0, high * 100.0)
 }
 
-/// How much of its bound a product reached.
+/// The share of its bound that a product reached.
 fn reached(cell: &Cell) -> Spread {
     Spread::of_ratio(&cell.values("bound_ms"), &cell.values("ms"))
 }
@@ -125,7 +125,8 @@ fn bounds(record: &Record) -> Option<Table> {
     })
 }
 
-/// `a / b` of the cell that has another `name`, in the same rounds.
+/// The times of a cell, and those of the cell whose label `name` is `whole`, in the same rounds; none for
+/// that cell itself.
 fn against(record: &Record, cell: &Cell, name: &str, whole: &str) -> Option<(Vec<f64>, Vec<f64>)> {
     let (base, own) = (cell.key.rsplit_once('/')?.0, label(cell, name));
     if own == whole {
@@ -152,7 +153,7 @@ fn splits(record: &Record) -> Option<Table> {
     })
 }
 
-/// How many times faster.
+/// How many times faster a cell is than the one that it is compared with, as text.
 fn faster(compared: Option<(Vec<f64>, Vec<f64>)>) -> String {
     compared.map_or_else(
         || "-".to_owned(),
@@ -186,7 +187,7 @@ fn threads(record: &Record) -> Option<Table> {
     })
 }
 
-/// How much of their bounds the products reach, by instructions.
+/// A chart of the share of their bounds that the products reach, by instruction set.
 fn chart(record: &Record) -> Option<Chart> {
     let mut series: Vec<String> = Vec::new();
     let mut groups: Vec<Group> = Vec::new();

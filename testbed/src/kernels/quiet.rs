@@ -1,18 +1,18 @@
-//! Whether anything else ran on our core while we measured.
+//! Measuring while nothing else runs on our core.
 
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 
-/// The least processor time, as a share of the time that passed, of a turn that nothing disturbed.
-/// What the kernel does for us at our expense stays below 3%.
+/// The least processor time, as a share of the time that passed, of a turn that nothing disturbed. The time
+/// that the kernel spends on our behalf stays below 3%.
 pub(super) const UNDISTURBED: f64 = 0.97;
-/// Turns that are tried for one that nothing disturbs. Where none is, the last one counts, and is
-/// told.
+/// The most tries for a turn that nothing disturbs. If there is none, the last turn counts, and its share
+/// shows that it was disturbed.
 const TRIES: usize = 6;
 
-/// A turn, and the processor time that this process had in it, as a share of the time that passed.
-/// With several threads the share may be above 1, and says less.
+/// Runs a turn, and returns its value and the processor time that this process had in it, as a share of the
+/// time that passed. With several threads the share may be above 1, and says less.
 pub(super) fn quietly<T>(mut turn: impl FnMut() -> Result<T>) -> Result<(T, f64)> {
     let mut once = || {
         let (begin, before) = (Instant::now(), processor_time());
@@ -29,7 +29,7 @@ pub(super) fn quietly<T>(mut turn: impl FnMut() -> Result<T>) -> Result<(T, f64)
     once()
 }
 
-/// Seconds that the processor has spent on this process.
+/// The seconds of processor time that this process has had.
 fn processor_time() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
@@ -45,7 +45,7 @@ mod tests {
         let mut turns = 0;
         let (value, share) = quietly(|| {
             turns += 1;
-            // Another process has the core: here, whoever may.
+            // Another process has the core: here, whichever may.
             std::thread::yield_now();
             Ok(turns)
         })

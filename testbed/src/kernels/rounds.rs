@@ -1,4 +1,4 @@
-//! Rounds: everything of a section once, in turn, again and again.
+//! Rounds: each runs everything of a section once, in turn.
 
 use super::{Known, Options, Section, Wanted, quiet::quietly, sets};
 use crate::record::{Record, Verdict};
@@ -6,14 +6,14 @@ use anyhow::Result;
 use galaxy_common::{Spread, WeightFormat};
 use galaxy_engine::{
     compute::kernels::instructions::{self, Instructions},
-    measure::{self, Batch, Bench, Part, Timed, Work},
+    measure::{self, Batch, Bench, OperationKind, Timed, Work},
 };
 use std::collections::BTreeMap;
 
-/// Measurements of a round begin with runs that do not count, and count so long, in milliseconds:
-/// one run of many rows, or a hundred of one row.
+/// The length of a measurement that counts, in milliseconds, after runs that do not count: one run of many
+/// rows, or a hundred of one row.
 const TURN: f64 = 20.0;
-/// Most runs of a turn.
+/// The most runs of a turn.
 const MOST: usize = 100;
 
 pub(super) fn measure(section: Section, options: &Options, record: &mut Record) -> Result<()> {
@@ -25,10 +25,10 @@ pub(super) fn measure(section: Section, options: &Options, record: &mut Record) 
     }
 }
 
-/// What each operation of a layer has to do, and takes, in milliseconds.
-type Operations = Vec<(Part, Work, f64)>;
+/// The work of each operation of a layer, and its time in milliseconds.
+type Operations = Vec<(OperationKind, Work, f64)>;
 
-/// A batch on some parts of a model, and the layer whose turn is next.
+/// A batch on some parts of a model, and the index of the layer whose turn is next.
 struct Turn {
     benches: Vec<Bench>,
     rows: u32,
@@ -41,8 +41,8 @@ impl Turn {
         Ok(Self { benches: wanted.open(&options.cache)?, rows, tiles, next: 0 })
     }
 
-    /// Runs layers of all parts: the median of what each operation takes, in milliseconds, and the
-    /// least share of the core that a part had.
+    /// Runs layers of all parts. Returns the median time of each operation, in milliseconds, and the least
+    /// share of the core that a part had.
     fn take(&mut self) -> Result<(Operations, f64)> {
         let (mut all, mut least) = (Vec::new(), f64::INFINITY);
         for bench in &mut self.benches {
@@ -55,20 +55,20 @@ impl Turn {
         Ok((all, least))
     }
 
-    /// What [`Turn::take`] says of the operations that `pick` picks, together.
-    fn sum(&mut self, pick: impl Fn(Part) -> bool) -> Result<[(&'static str, f64); 2]> {
+    /// The sum of the times by [`Turn::take`] of the operations that `pick` picks, and the share of the core.
+    fn sum(&mut self, pick: impl Fn(OperationKind) -> bool) -> Result<[(&'static str, f64); 2]> {
         let (all, share) = self.take()?;
         let of = all.iter().filter(|(part, ..)| pick(*part));
         Ok([("ms", of.map(|(_, _, ms)| ms).sum()), ("cpu", share)])
     }
 }
 
-/// The median of what each operation of a layer takes, in milliseconds. Layers run in turn; one
-/// before them warms up.
+/// The median time of each operation of a layer, in milliseconds. Layers run in turn; one before them warms
+/// up.
 fn layers(bench: &mut Bench, batch: &Batch, next: &mut u32) -> Result<Operations> {
     let mut timed: Vec<Timed> = Vec::new();
     let warm = bench.layer(batch, *next, &mut timed)?.as_secs_f64() * 1e3;
-    let mut all: Vec<(Part, Work, Vec<f64>)> =
+    let mut all: Vec<(OperationKind, Work, Vec<f64>)> =
         timed.iter().map(|t| (t.part, t.work, Vec::new())).collect();
     let runs = (TURN / warm.max(1e-3)).ceil().clamp(1.0, MOST as f64) as usize;
     for _ in 0..runs {
@@ -89,7 +89,7 @@ fn add(record: &mut Record, key: &str, labels: &[(&str, &str)], values: &[(&str,
     record.cell(key, labels).add(values, Verdict::Valid);
 }
 
-/// The products of BERT-Large, beside what its arithmetic or its weights take at least.
+/// Measures the products of BERT-Large, beside the least time that their arithmetic or weights take.
 fn bounds(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Relu };
     let before = Instructions::current();
@@ -112,7 +112,7 @@ fn bounds(options: &Options, record: &mut Record) -> Result<()> {
                     turn.rows = rows;
                     let (operations, cpu) = turn.take()?;
                     for (part, work, ms) in operations {
-                        if !matches!(part, Part::Product(_)) {
+                        if !matches!(part, OperationKind::Product(_)) {
                             continue;
                         }
                         let shape = format!("{rows}x{}x{}", work.inputs, work.outputs);
@@ -137,7 +137,7 @@ fn bounds(options: &Options, record: &mut Record) -> Result<()> {
     Ok(instructions::limit(before)?)
 }
 
-/// Products and attention of a layer, whole, by columns and heads, and by rows.
+/// Measures the products and attention of a layer: whole, by columns and heads, and by rows.
 fn splits(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Bert };
     let parts = |n: usize| vec![1.0; n];
@@ -158,8 +158,9 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
         for rows in [284, 71] {
             for (name, turn) in &mut turns {
                 turn.rows = rows;
-                let found =
-                    turn.sum(|part| !matches!(part, Part::AttentionJoin | Part::MlpJoin))?;
+                let found = turn.sum(|part| {
+                    !matches!(part, OperationKind::AttentionJoin | OperationKind::MlpJoin)
+                })?;
                 let label = rows.to_string();
                 let labels = [("rows", label.as_str()), ("cut", *name)];
                 add(record, &format!("splits/{rows}/{name}"), &labels, &found);
@@ -169,7 +170,7 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
     Ok(())
 }
 
-/// A layer of Llama in each format: what is held, and how fast it is.
+/// Measures a layer of Llama in each format: the bytes that are held, and the time.
 fn formats(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Llama };
     let mut turns = Vec::new();
@@ -198,7 +199,7 @@ fn formats(options: &Options, record: &mut Record) -> Result<()> {
     Ok(())
 }
 
-/// A layer of BERT-Large on one and on two threads.
+/// Measures a layer of BERT-Large on one and on two threads.
 fn threads(options: &Options, record: &mut Record) -> Result<()> {
     let known = if options.smoke { Known::Small } else { Known::Bert };
     let mut turns = Vec::new();

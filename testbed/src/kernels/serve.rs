@@ -1,29 +1,30 @@
 //! Measures what another process asks for, so that both can take turns on one core.
 //!
-//! A request is a line `MODEL FORMAT WHAT ROWS RUNS`, like `bert f32 layer 284 1`; the answer is
-//! a line with the share of the core that we had, and the milliseconds of each run. `MODEL FORMAT layers` answers how many layers take
-//! turns. What cannot be answered is a line that begins with `error:`.
+//! A request is a line `MODEL FORMAT WHAT ROWS RUNS`, like `bert f32 layer 284 1`; the answer is a line with
+//! the share of the core that we had, and the milliseconds of each run. `MODEL FORMAT layers` is answered
+//! with the number of layers that take turns. The answer to a request that cannot be served is a line that
+//! begins with `error:`.
 
 use super::{Known, Wanted, quiet::quietly};
 use crate::models;
 use anyhow::{Context, Result, bail};
 use galaxy_common::{Kernel, WeightFormat};
-use galaxy_engine::measure::{Batch, Bench, Part};
+use galaxy_engine::measure::{Batch, Bench, OperationKind};
 use std::{
     io::{BufRead, Write},
     path::PathBuf,
 };
 
-/// Most runs that one request may ask for.
+/// The most runs that one request may ask for.
 const MOST_RUNS: u32 = 10_000;
 
-/// What `kernels-serve` is told.
+/// The options of `galaxy-testbed kernels-serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeOptions {
-    /// Where models are kept
+    /// The directory of models.
     #[arg(long, default_value = models::CACHE)]
     cache: PathBuf,
-    /// Kernel threads
+    /// The number of kernel threads.
     #[arg(long, default_value_t = 1)]
     threads: u16,
 }
@@ -33,7 +34,7 @@ pub struct ServeOptions {
 /// # Errors
 /// When the other end of standard input or output is gone.
 pub fn serve(options: &ServeOptions) -> Result<()> {
-    let mut desk = Desk { options, models: Vec::new() };
+    let mut desk = KernelServer { options, models: Vec::new() };
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
         match desk.answer(&line?) {
@@ -45,22 +46,22 @@ pub fn serve(options: &ServeOptions) -> Result<()> {
     Ok(())
 }
 
-/// A model in memory.
+/// A model in memory, with its weight format.
 struct Open {
     known: Known,
     held: WeightFormat,
     bench: Bench,
-    /// The batch that it is ready for.
+    /// The batch that was prepared last, with its number of rows.
     batch: Option<(u32, Batch)>,
     next: u32,
 }
 
-struct Desk<'a> {
+struct KernelServer<'a> {
     options: &'a ServeOptions,
     models: Vec<Open>,
 }
 
-impl Desk<'_> {
+impl KernelServer<'_> {
     fn answer(&mut self, line: &str) -> Result<String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
@@ -106,33 +107,33 @@ impl Desk<'_> {
     }
 }
 
-/// Nothing for the whole layer.
-fn part(what: &str) -> Result<Option<Part>> {
+/// The part of a layer by its name; none for the whole layer.
+fn part(what: &str) -> Result<Option<OperationKind>> {
     Ok(Some(match what {
         "layer" => return Ok(None),
-        "qkv" => Part::Product(Kernel::Qkv),
-        "attention" => Part::Attention,
-        "output" => Part::Product(Kernel::AttentionOutput),
-        "up" => Part::Product(Kernel::Up),
-        "down" => Part::Product(Kernel::Down),
+        "qkv" => OperationKind::Product(Kernel::Qkv),
+        "attention" => OperationKind::Attention,
+        "output" => OperationKind::Product(Kernel::AttentionOutput),
+        "up" => OperationKind::Product(Kernel::Up),
+        "down" => OperationKind::Product(Kernel::Down),
         _ => bail!("no measurement {what:?}; there are layer, qkv, attention, output, up, down"),
     }))
 }
 
 impl Open {
-    fn times(&mut self, what: Option<Part>, rows: u32, runs: u32) -> Result<Vec<f64>> {
+    fn times(&mut self, what: Option<OperationKind>, rows: u32, runs: u32) -> Result<Vec<f64>> {
         let batch = match self.batch.take() {
             Some((same, batch)) if same == rows => batch,
             _ => self.bench.batch(rows, 1)?,
         };
         self.bench.enter(&batch)?;
-        // Activations are in the cache again after it, whatever ran on this core meanwhile.
+        // Brings activations into the cache again, whatever ran on this core meanwhile.
         self.bench.layer(&batch, self.next, &mut Vec::new())?;
         let (mut times, mut timed) = (Vec::new(), Vec::new());
         for _ in 0..runs {
             self.next = self.next.wrapping_add(1);
             timed.clear();
-            // Whole layers also for one operation: its weights are not in the cache after the others'.
+            // Whole layers run also for one operation: its weights are not in the cache after the others'.
             let all = self.bench.layer(&batch, self.next, &mut timed)?;
             let time = match what {
                 None => all,
@@ -158,7 +159,7 @@ mod tests {
     fn requests_are_answered_and_nonsense_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let options = ServeOptions { cache: place.path().to_owned(), threads: 1 };
-        let mut desk = Desk { options: &options, models: Vec::new() };
+        let mut desk = KernelServer { options: &options, models: Vec::new() };
         assert_eq!(desk.answer("small f32 layers").unwrap(), "2");
         for what in ["layer", "qkv", "attention", "output", "up", "down"] {
             let answer = desk.answer(&format!("small bf16 {what} 7 3")).unwrap();

@@ -10,12 +10,12 @@ use galaxy_common::Spread;
 use serde::Deserialize;
 use std::{collections::BTreeMap, path::PathBuf};
 
-/// What `kernels-show` is told.
+/// The options of `galaxy-testbed kernels-show`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ShowOptions {
-    /// What the comparison measured
+    /// The file of samples that the comparison wrote.
     samples: PathBuf,
-    /// Where the page, the record and the plot go
+    /// The directory of the page, the record and the plot.
     #[arg(long, default_value = "target/testbed-results/kernels-pytorch")]
     output: PathBuf,
 }
@@ -32,29 +32,29 @@ last-level cache.";
 struct Samples {
     versions: BTreeMap<String, String>,
     settings: serde_json::Value,
-    /// Turns in which something else ran on the core, in all of several tries.
+    /// The number of turns in which something else ran on the core, in all of several tries.
     disturbed: usize,
     cases: Vec<Case>,
 }
 
 #[derive(Deserialize)]
 struct Case {
-    /// `bert layer` and the like.
+    /// The name of what is measured, like `bert layer`.
     what: String,
     rows: u32,
     format: String,
-    /// Milliseconds of each side, one for each round.
+    /// The milliseconds of each side, one value for each round.
     sides: BTreeMap<String, Vec<f64>>,
 }
 
-/// As the comparison calls them.
+/// The names of the sides, as the comparison writes them.
 const SIDES: [&str; 4] = ["eager", "mkl", "onednn", "ours"];
 
-/// Those that are drawn against eager PyTorch.
+/// The sides that are drawn against eager PyTorch, each with its title.
 const SHOWN: [(&str, &str); 3] =
     [("mkl", "PyTorch, MKL-packed"), ("onednn", "PyTorch, oneDNN-packed"), ("ours", "ours")];
 
-/// Writes record, page and plot of a comparison.
+/// Writes the record, the page and the plot of a comparison.
 ///
 /// # Errors
 /// When there is no such comparison, or the disk refuses.
@@ -153,7 +153,7 @@ fn chart(record: &Record) -> Chart {
     };
     let group = |cell: &Cell| {
         let mut name: Vec<&str> = cell.key.split('/').collect();
-        // What most have needs no word.
+        // The format that most cases have needs no name.
         name.retain(|part| *part != "f32");
         Group {
             label: name.join(" "),
@@ -164,7 +164,7 @@ fn chart(record: &Record) -> Chart {
                 .collect(),
         }
     };
-    // Products alone stand in the table.
+    // Single products stand only in the table.
     let layer = |cell: &Cell| cell.labels.get("what").is_some_and(|what| what.ends_with("layer"));
     Chart {
         title: "A layer's time against eager PyTorch's, one thread".to_owned(),

@@ -17,8 +17,15 @@ fn small() -> impl Iterator<Item = (&'static str, Shape)> {
         let (heads, kv_heads) =
             if model.shape.kv_heads < model.shape.heads { (4, 2) } else { (4, 4) };
         let vocabulary = 300;
-        let shape =
-            Shape { layers: 2, hidden: 64, heads, kv_heads, inner: 96, vocabulary, ..model.shape };
+        let shape = Shape {
+            layers: 2,
+            hidden: 64,
+            heads,
+            kv_heads,
+            intermediate: 96,
+            vocabulary,
+            ..model.shape
+        };
         (model.name, shape)
     })
 }
@@ -90,7 +97,10 @@ fn every_shape_runs_with_finite_results() {
         let path = make(cache.path(), name, &shape).unwrap();
         let dir = Arc::new(ModelDir::open(&path).unwrap());
         assert_eq!((dir.spec().layers, dir.spec().hidden), (shape.layers, shape.hidden));
-        assert_eq!((dir.spec().inner, dir.spec().kv_heads), (shape.inner, shape.kv_heads));
+        assert_eq!(
+            (dir.spec().intermediate, dir.spec().kv_heads),
+            (shape.intermediate, shape.kv_heads)
+        );
         let words = if dir.spec().patches.is_some() { 0 } else { shape.vocabulary };
         assert_eq!((dir.spec().vocabulary, dir.format()), (words, shape.format));
         let case = Case {

@@ -17,30 +17,31 @@ use std::{
 
 use super::Running;
 
-/// How to get it.
+/// The script that installs PyTorch, as errors name it.
 pub const BRING: &str = "testbed/peers/pytorch/bring";
-/// What runs on a device.
+/// The script that runs on a device.
 const SCRIPT: &str = "testbed/peers/pytorch/gloo.py";
-/// How long it may take to start and to read its weights, and how long a text may take.
+/// The longest that it may take to start and to read its weights; below it, the longest that a text may take.
 const PLACING: Duration = Duration::from_secs(300);
 const RUNNING: Duration = Duration::from_secs(600);
-/// Between two looks at whether all of its processes are there.
+/// The time between two looks at whether all of its processes are there.
 const LOOK: Duration = Duration::from_millis(250);
-/// The threads in which PyTorch lets Gloo add up and copy. Those that drive sockets have other names.
+/// The prefix of the names of the threads in which PyTorch lets Gloo add up and copy. Threads that drive
+/// sockets have other names.
 const SUMS: &str = "pt_gloo";
 
-/// How a model is cut.
+/// The way in which a model is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
-    /// Whole, on the fastest device.
+pub enum PeerLayout {
+    /// The whole model on the fastest device.
     Single,
-    /// Heads and inner columns over all devices, equally.
+    /// Heads and columns of the intermediate size over all devices, equally.
     Megatron,
     /// Rows over all devices, equally.
     Sequence,
 }
 
-impl Way {
+impl PeerLayout {
     fn name(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -50,21 +51,21 @@ impl Way {
     }
 }
 
-/// A text that it ran.
+/// The result of one text.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Answer {
-    /// From the moment that the first device was asked until it had the result.
+    /// The time from the moment that the first device was asked until it had the result.
     pub took: Duration,
     /// The mean of the last hidden states.
     pub mean: Vec<f32>,
 }
 
-/// A model on the devices.
+/// A running PyTorch with Gloo, with a model placed.
 pub struct Gloo {
     asks: Option<ChildStdin>,
     said: Receiver<String>,
     reader: Option<JoinHandle<()>>,
-    /// By rank.
+    /// The processes on the devices, by rank.
     members: Vec<Member>,
     weights: String,
 }
@@ -76,7 +77,7 @@ struct Member {
     log: PathBuf,
 }
 
-/// Its version, if it is there.
+/// The version of PyTorch; none where it was not installed.
 pub fn version() -> Option<String> {
     std::fs::read_to_string(directory().join("complete")).ok().map(|text| text.trim().to_owned())
 }
@@ -86,26 +87,28 @@ fn directory() -> PathBuf {
 }
 
 impl Gloo {
-    /// Starts a process on every device, or on the fastest, and waits until all have their weights,
-    /// for texts of so many tokens. From then on what computes is under the devices' quotas.
+    /// Starts a process on every device, or on the fastest, and waits until all have their weights, for texts
+    /// of `tokens` tokens. From then on the threads that compute are under the devices' quotas.
     ///
     /// # Errors
-    /// When it was not brought, or a process ends, as one does that takes more memory than there is.
-    pub fn start(testbed: &Testbed, model: &Path, way: Way, tokens: u32) -> Result<Self> {
+    /// When PyTorch was not installed, or a process ends, as one does that takes more memory than there is.
+    pub fn start(testbed: &Testbed, model: &Path, way: PeerLayout, tokens: u32) -> Result<Self> {
         let devices = match way {
-            Way::Single => vec![fastest(&testbed.environment.devices)],
-            Way::Megatron | Way::Sequence => (0..testbed.environment.devices.len()).collect(),
+            PeerLayout::Single => vec![fastest(&testbed.environment.devices)],
+            PeerLayout::Megatron | PeerLayout::Sequence => {
+                (0..testbed.environment.devices.len()).collect()
+            }
         };
         let host = match testbed.loopback {
             true => "127.0.0.1".to_owned(),
             false => Network::address(devices[0]),
         };
-        let place = Place { testbed, model, way, tokens, host: &host, count: devices.len() };
+        let place = PeerJob { testbed, model, way, tokens, host: &host, count: devices.len() };
         let (first, asks, answers) = place.start(0, devices[0], "0")?;
         let (line, said) = mpsc::channel();
         let reader = std::thread::spawn(move || {
             for text in BufReader::new(answers).lines().map_while(Result::ok) {
-                // Whoever asked may have gone.
+                // The receiver may be gone.
                 drop(line.send(text));
             }
         });
@@ -125,12 +128,13 @@ impl Gloo {
         Ok(gloo)
     }
 
-    /// How the first device keeps its weights: whichever is faster there.
+    /// The form in which the first device keeps its weights: whichever is faster there.
     pub fn weights(&self) -> &str {
         &self.weights
     }
 
-    /// Puts what computes under the quotas, and leaves beside them what drives sockets, as ours.
+    /// Puts the threads that compute under the quotas, and leaves beside them those that drive sockets, as
+    /// ours.
     fn hold(&self, testbed: &Testbed) -> Result<()> {
         if testbed.loopback {
             return Ok(());
@@ -150,10 +154,10 @@ impl Gloo {
         Ok(())
     }
 
-    /// Runs one text.
+    /// Runs one text on all devices.
     ///
     /// # Errors
-    /// When it fails, with what its processes said.
+    /// When PyTorch fails, with what its processes printed.
     pub fn run(&mut self, tokens: &[u32]) -> Result<Answer> {
         #[derive(Deserialize)]
         struct Said {
@@ -162,7 +166,7 @@ impl Gloo {
         }
         let ids: Vec<String> = tokens.iter().map(ToString::to_string).collect();
         let asks = self.asks.as_mut().context("it is open until this is dropped")?;
-        // Where it ended, `line` tells why.
+        // Where the process ended, `line` reports why.
         drop(writeln!(asks, "{}", ids.join(" ")));
         let line = self.line(RUNNING)?;
         let Said { ns, mean } =
@@ -170,7 +174,7 @@ impl Gloo {
         Ok(Answer { took: Duration::from_nanos(ns), mean })
     }
 
-    /// The next line of the first device, as long as all are there.
+    /// The next line of the first device, as long as all processes are there.
     fn line(&mut self, limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
         loop {
@@ -190,7 +194,7 @@ impl Gloo {
         }
     }
 
-    /// What all of its processes said.
+    /// All that the processes have printed.
     fn output(&self) -> String {
         let said = |member: &Member| {
             let text = std::fs::read_to_string(&member.log).unwrap_or_default();
@@ -204,7 +208,7 @@ impl Gloo {
 impl Drop for Gloo {
     fn drop(&mut self) {
         self.asks = None;
-        // Ends them, and with the first of them the lines that are read.
+        // Ends the processes, and with the first of them the lines that are read.
         self.members.clear();
         if let Some(reader) = self.reader.take() {
             drop(reader.join());
@@ -212,17 +216,17 @@ impl Drop for Gloo {
     }
 }
 
-/// What the processes of one model have in common.
-struct Place<'a> {
+/// The settings that the processes of one model share.
+struct PeerJob<'a> {
     testbed: &'a Testbed,
     model: &'a Path,
-    way: Way,
+    way: PeerLayout,
     tokens: u32,
     host: &'a str,
     count: usize,
 }
 
-impl Place<'_> {
+impl PeerJob<'_> {
     fn start(
         &self,
         rank: usize,
@@ -247,8 +251,8 @@ impl Place<'_> {
     }
 }
 
-/// Where a model runs that one device has to itself: the fastest, of two of them that with more
-/// memory.
+/// The index of the device on which a model runs that uses only one: the fastest, and of two equally fast
+/// ones that with more memory.
 fn fastest(devices: &[Device]) -> usize {
     let of = |i: usize| {
         let device: &Device = &devices[i];

@@ -1,4 +1,4 @@
-//! Groups of bars.
+//! Charts of groups of bars.
 
 use super::{
     Bar, Chart, Group, INK,
@@ -10,11 +10,11 @@ use super::{
 use anyhow::Result;
 use plotters::prelude::DrawingBackend;
 
-/// Widest bar.
+/// The width of the widest bar, in points.
 const WIDEST: f64 = 56.0;
-/// Size of the values above bars.
+/// The size of the values above bars.
 const VALUE: f64 = 11.0;
-/// Most bars that have their values above them.
+/// The most bars that have their values above them.
 const MOST_VALUES: usize = 48;
 
 pub(super) fn draw<D: DrawingBackend>(

@@ -1,4 +1,4 @@
-//! A page to draw on, in points of which it has 1000 by 560; the same for SVG and for PNG.
+//! A page to draw on, of 1000 by 560 points; the same for SVG and for PNG.
 
 use anyhow::{Result, anyhow};
 use plotters::{
@@ -10,23 +10,23 @@ use plotters::{
 };
 use std::{path::Path, sync::OnceLock};
 
-/// Width of a page.
+/// The width of a page, in points.
 pub(super) const WIDTH: f64 = 1000.0;
-/// Height of a page.
+/// The height of a page, in points.
 pub(super) const HEIGHT: f64 = 560.0;
-/// The libraries take whole numbers only: they get this many for a point.
+/// The units that a point has in the libraries, which take whole numbers only.
 const FINE: f64 = 4.0;
-/// What SVG viewers look for; the first is also the name of the font that PNGs are drawn with.
+/// The names of the font that SVG viewers look for; the first is also the font that PNGs are drawn with.
 const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
-/// Latin letters and a few signs, so that plots look the same on every machine.
+/// The font: Latin letters and a few signs, so that plots look the same on every machine.
 static GLYPHS: &[u8] = include_bytes!("../../fonts/DejaVuSans-subset.ttf");
 
-/// A colour.
+/// A colour, in red, green and blue.
 pub(super) type Color = RGBColor;
-/// A place, from the upper left corner.
+/// A place in points, from the upper left corner.
 pub(super) type Point = (f64, f64);
 
-/// Where a text stands from its point.
+/// The side of a text that is at its point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Align {
     Left,
@@ -44,15 +44,15 @@ impl From<Align> for HPos {
     }
 }
 
-/// How a library measures text, which differs.
+/// How a library measures text; the libraries differ.
 struct Letters {
-    /// Its size of a letter of size one.
+    /// The library's size of a letter of size one.
     size: f64,
-    /// From the point that it is given to the line that letters stand on, in its sizes.
+    /// The distance from the point of a text to its baseline, in the library's sizes.
     base: f64,
 }
 
-/// DejaVu Sans is 1.164 high from the lowest to the highest point.
+/// The measures of PNGs: DejaVu Sans is 1.164 high from the lowest to the highest point.
 const BITMAP: Letters = Letters { size: 1.164, base: 0.5 };
 const SVG: Letters = Letters { size: 1.24, base: 0.76 / 1.24 };
 
@@ -79,13 +79,13 @@ fn font(size: f64) -> FontDesc<'static> {
     FontDesc::new(FontFamily::Name(FONT), size * FINE, FontStyle::Normal)
 }
 
-/// How wide a text of this size is.
+/// The width of a text of this size, in points.
 pub(super) fn width(text: &str, size: f64) -> f64 {
     let measured = font(size * BITMAP.size).layout_box(text);
     measured.map_or(0.0, |((left, _), (right, _))| f64::from(right - left) / FINE)
 }
 
-/// As much of a text as has room, with dots where it goes on.
+/// As much of a text as fits into `room`, with dots where it was cut.
 pub(super) fn cut(text: &str, size: f64, room: f64) -> String {
     if width(text, size) <= room {
         return text.to_owned();
@@ -103,7 +103,7 @@ impl<D: DrawingBackend> Canvas<D> {
         self.backend.draw_path(path, &stroke(color, width)).map_err(|e| anyhow!("a line: {e}"))
     }
 
-    /// A line of dashes.
+    /// Draws a dashed line.
     pub(super) fn dashes(&mut self, points: &[Point], color: Color, width: f64) -> Result<()> {
         const PATTERN: [f64; 2] = [7.0, 4.0];
         let (mut phase, mut left) = (0, PATTERN[0]);
@@ -130,26 +130,26 @@ impl<D: DrawingBackend> Canvas<D> {
         Ok(())
     }
 
-    /// A filled rectangle between two corners.
+    /// Draws a filled rectangle between two corners.
     pub(super) fn rectangle(&mut self, a: Point, b: Point, color: Color) -> Result<()> {
         let (from, to) = (whole((a.0.min(b.0), a.1.min(b.1))), whole((a.0.max(b.0), a.1.max(b.1))));
         self.backend.draw_rect(from, to, &color, true).map_err(|e| anyhow!("a rectangle: {e}"))
     }
 
-    /// A filled shape.
+    /// Draws a filled polygon.
     pub(super) fn polygon(&mut self, corners: &[Point], color: Color) -> Result<()> {
         let corners: Vec<_> = corners.iter().copied().map(whole).collect();
         self.backend.fill_polygon(corners, &color).map_err(|e| anyhow!("a shape: {e}"))
     }
 
-    /// A filled circle.
+    /// Draws a filled circle.
     pub(super) fn circle(&mut self, center: Point, radius: f64, color: Color) -> Result<()> {
         let radius = (radius * FINE).round() as u32;
         let drawn = self.backend.draw_circle(whole(center), radius, &color, true);
         drawn.map_err(|e| anyhow!("a circle: {e}"))
     }
 
-    /// A line of text; the point is on the line that letters stand on.
+    /// Draws a line of text, whose baseline is at the point.
     pub(super) fn text(
         &mut self,
         text: &str,
@@ -162,7 +162,7 @@ impl<D: DrawingBackend> Canvas<D> {
         self.letters_at(text, (at.0, at.1 - down), size, color, align, FontTransform::None)
     }
 
-    /// The same, upwards.
+    /// Draws a line of text upwards.
     pub(super) fn text_up(
         &mut self,
         text: &str,
@@ -200,7 +200,7 @@ pub(super) fn svg(draw: impl FnOnce(&mut Canvas<SVGBackend<'_>>) -> Result<()>) 
         draw(&mut canvas)?;
         canvas.backend.present().map_err(|e| anyhow!("the document: {e}"))?;
     }
-    // As large as the page is meant to be, whatever numbers it is drawn in.
+    // The size that the page is meant to have, whatever units it is drawn in.
     let (fine, meant) = (
         format!("width=\"{width}\" height=\"{height}\""),
         format!("width=\"{WIDTH}\" height=\"{HEIGHT}\""),

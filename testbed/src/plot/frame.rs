@@ -1,4 +1,4 @@
-//! What surrounds the data: title, legend, axes, grid.
+//! The surroundings of the data: title, legend, axes, grid.
 
 use super::{
     Chart, GREY, INK, PALE, WHITE,
@@ -8,39 +8,39 @@ use super::{
 use anyhow::Result;
 use plotters::prelude::DrawingBackend;
 
-/// Size of the title.
+/// The size of the title.
 const TITLE: f64 = 17.0;
-/// Size of what axes are called, and of the legend.
+/// The size of the axes' labels, and of the legend.
 pub(super) const LABEL: f64 = 13.0;
-/// Size of ticks.
+/// The size of the labels at ticks.
 pub(super) const TICK: f64 = 12.0;
-/// Between two lines of text, in sizes.
+/// The distance between two lines of text, in sizes.
 const LEADING: f64 = 1.25;
 const MARGIN: f64 = 18.0;
 
 /// A sign of the legend.
 pub(super) enum Sign {
-    /// Of bars.
+    /// The sign of a series of bars.
     Box(Color),
-    /// Of a line, with the number of the sign at its points.
+    /// The sign of a line, with the index of the sign at its points.
     Line(Color, usize),
-    /// Of a dashed line.
+    /// The sign of a dashed line.
     Dashes(Color),
-    /// Of a bound on a bar.
+    /// The sign of a bound on a bar.
     Bound,
-    /// Of what the paper reports.
+    /// The sign of the paper's figure.
     Diamond,
 }
 
-/// The lower axis.
+/// The lower axis, by names or by numbers.
 pub(super) enum Below {
-    /// Names of equally wide slots.
+    /// The names of equally wide slots.
     Names(Vec<String>),
-    /// Numbers, and the labels of some.
+    /// A scale of numbers, and the labels of some.
     Numbers(Scale, Vec<(f64, String)>),
 }
 
-/// The area of the data.
+/// The area of the data, in points of the page.
 pub(super) struct Frame {
     pub(super) left: f64,
     pub(super) right: f64,
@@ -56,12 +56,12 @@ impl Frame {
         self.bottom - place * (self.bottom - self.top)
     }
 
-    /// Where bars begin.
+    /// The place at which bars begin.
     pub(super) fn base(&self) -> f64 {
         self.y(self.y.low.max(0.0).min(self.y.high))
     }
 
-    /// Of a number, or of the middle of a slot by its number.
+    /// The place of a number, or of the middle of a slot by its index.
     pub(super) fn x(&self, value: f64) -> f64 {
         let width = self.right - self.left;
         match &self.below {
@@ -69,12 +69,12 @@ impl Frame {
                 let place = (value + 0.5) / names.len().max(1) as f64;
                 self.left + place.clamp(0.0, 1.0) * width
             }
-            // A little room, so that no sign stands on the axis.
+            // Some room, so that no sign stands on the axis.
             Below::Numbers(scale, _) => self.left + (0.03 + 0.94 * scale.place(value)) * width,
         }
     }
 
-    /// Draws all of it, and says where the data go.
+    /// Draws the surroundings, and returns the area of the data.
     pub(super) fn draw<D: DrawingBackend>(
         chart: &Chart,
         legend: &[(Sign, String)],
@@ -126,14 +126,14 @@ impl Frame {
         Ok(frame)
     }
 
-    /// The lower axis, above what stands on it.
+    /// Draws the lower axis, above what stands on it.
     pub(super) fn axis<D: DrawingBackend>(&self, canvas: &mut Canvas<D>) -> Result<()> {
         let at = self.base();
         canvas.line(&[(self.left, at), (self.right, at)], INK, 1.0)
     }
 }
 
-/// A thin line from the lowest to the highest measurement.
+/// Draws a thin line from the lowest to the highest measurement.
 pub(super) fn spread<D: DrawingBackend>(
     at: f64,
     ends: (f64, f64),
@@ -148,7 +148,7 @@ pub(super) fn spread<D: DrawingBackend>(
     Ok(())
 }
 
-/// A hollow diamond.
+/// Draws a hollow diamond.
 pub(super) fn diamond<D: DrawingBackend>(at: Point, canvas: &mut Canvas<D>) -> Result<()> {
     for (radius, color) in [(6.5, INK), (4.25, WHITE)] {
         canvas.polygon(&sign_corners(at, radius, 3), color)?;
@@ -156,14 +156,14 @@ pub(super) fn diamond<D: DrawingBackend>(at: Point, canvas: &mut Canvas<D>) -> R
     Ok(())
 }
 
-/// The sign at the points of a line: another one for each, for those who see no colours.
+/// Draws the sign at a point of a line: another one for each line, for those who see no colours.
 pub(super) fn sign<D: DrawingBackend>(
     at: Point,
     which: usize,
     color: Color,
     canvas: &mut Canvas<D>,
 ) -> Result<()> {
-    // White around it, so that it stands out where lines cross.
+    // White around the sign, so that it stands out where lines cross.
     for (radius, color) in [(6.0, WHITE), (4.75, color)] {
         match which % 5 {
             0 => canvas.circle(at, radius, color)?,
@@ -183,7 +183,7 @@ fn sign_corners((x, y): Point, radius: f64, which: usize) -> Vec<Point> {
     }
 }
 
-/// Draws the legend from `top` on, and says where it ends.
+/// Draws the legend from `top` on, and returns where it ends.
 fn draw_legend<D: DrawingBackend>(
     legend: &[(Sign, String)],
     left: f64,
@@ -226,12 +226,12 @@ fn draw_legend<D: DrawingBackend>(
     Ok(y + 16.0)
 }
 
-/// Names below slots.
+/// The names below slots.
 struct Labels {
     size: f64,
-    /// The lines of each.
+    /// The lines of each name.
     lines: Vec<Vec<String>>,
-    /// Upwards, where they are too long even for small letters.
+    /// Whether the names stand upwards, since they are too long even in small letters.
     up: bool,
 }
 
@@ -274,7 +274,7 @@ impl Labels {
     }
 }
 
-/// Breaks after `/` and at spaces, so that lines fit where they can.
+/// Breaks a text after `/` and at spaces, so that its lines fit where they can.
 fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_inclusive(['/', ' ']) {
@@ -288,7 +288,7 @@ fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
     lines.iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// A remark where data should be: upwards from `at`, as far as `top`.
+/// Draws a remark where data should be: upwards from `at`, as far as `top`.
 pub(super) fn note<D: DrawingBackend>(
     text: &str,
     at: Point,

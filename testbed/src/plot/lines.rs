@@ -1,4 +1,4 @@
-//! Lines.
+//! Charts of lines.
 
 use super::{
     Chart, Point, Series,
@@ -10,7 +10,7 @@ use super::{
 use anyhow::Result;
 use plotters::prelude::DrawingBackend;
 
-/// Most points whose places are the ticks.
+/// The most points at whose places the ticks stand.
 const MOST_TICKS: usize = 12;
 
 pub(super) fn draw<D: DrawingBackend>(
@@ -78,8 +78,7 @@ pub(super) fn draw<D: DrawingBackend>(
     Ok(())
 }
 
-/// An axis of numbers: with ticks at the points themselves, where they are few and far enough from
-/// each other.
+/// An axis of numbers, with ticks at the points themselves where they are few and far enough from each other.
 fn numbers(chart: &Chart, values: impl Iterator<Item = f64> + Clone) -> Below {
     let scale = Scale::tight(values.clone(), chart.x.log);
     let mut places: Vec<f64> = values.filter(|v| v.is_finite()).collect();

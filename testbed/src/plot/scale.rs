@@ -1,6 +1,6 @@
-//! From values to places on an axis, and the ticks beside it.
+//! The scale of an axis: from values to places, and the ticks beside it.
 
-/// An axis: the values at its ends, and how they lie between.
+/// An axis: the values at its ends, and whether it is logarithmic.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Scale {
     pub(super) low: f64,
@@ -9,8 +9,8 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// An axis that holds all of these values and ends at a tick; from zero, where it should be.
-    /// On a logarithmic one, what is not above zero is left out.
+    /// An axis that holds all of these values and ends at a tick, and that includes zero if `from_zero`. On a
+    /// logarithmic axis values that are not above zero are left out.
     pub(super) fn around(values: impl Iterator<Item = f64>, log: bool, from_zero: bool) -> Self {
         let sound = values.filter(|v| v.is_finite() && (!log || *v > 0.0));
         let (mut low, mut high) =
@@ -19,7 +19,7 @@ impl Scale {
             (low, high) = if log { (1.0, 10.0) } else { (0.0, 1.0) };
         }
         if log {
-            // Room beyond the outermost values: a bar of no height says nothing.
+            // Some room beyond the outermost values, since a bar of no height shows nothing.
             let (low, high) = (round_log(low / 1.1, false), round_log(high * 1.05, true));
             return Self { low, high, log };
         }
@@ -51,12 +51,12 @@ impl Scale {
         (value - self.low) / (self.high - self.low)
     }
 
-    /// Values for ticks, and their labels.
+    /// The values of ticks, and their labels.
     pub(super) fn ticks(&self) -> Vec<(f64, String)> {
         if !self.log {
             let step = step(self.low, self.high);
             let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
-            // 2.5 needs one more than its size tells.
+            // A step of 2.5 needs one decimal more than its size suggests.
             let tenth = step * 10f64.powi(decimals as i32);
             let decimals = decimals + usize::from((tenth - tenth.round()).abs() > 1e-6);
             let first = (self.low / step - 1e-9).ceil();
@@ -88,7 +88,7 @@ fn round_log(value: f64, up: bool) -> f64 {
     found.unwrap_or(1.0) * power
 }
 
-/// Between ticks: about six of them, at round numbers.
+/// The step between ticks: about six of them, at round numbers.
 fn step(low: f64, high: f64) -> f64 {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -97,7 +97,7 @@ fn step(low: f64, high: f64) -> f64 {
     round * power
 }
 
-/// A number in three digits or so.
+/// A number with about three digits.
 pub(super) fn short(value: f64) -> String {
     let size = value.abs();
     let text = match size {

@@ -70,8 +70,8 @@ fn curves() -> Chart {
     }
 }
 
-/// Draws both files; the PNG must be a picture with something on it. Gives what the SVG says. With
-/// `KEEP_PLOTS=FOLDER` they are kept there, to be looked at.
+/// Draws both files, and returns the text in the SVG. The PNG must be a picture that is not empty. With
+/// `KEEP_PLOTS=FOLDER` both are kept there, to be looked at.
 fn drawn(chart: &Chart, name: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     draw(chart, &dir.path().join(name)).unwrap();

@@ -1,11 +1,11 @@
-//! The links of a whole cluster, measured as `galaxy profile` does: how long a round takes, and what
-//! links have beside others and alone.
+//! The links of a whole cluster, measured as `galaxy profile` does: how long a round takes, and the rates of
+//! links beside others and alone.
 
 use super::Options;
 use crate::{
     air::Air,
-    golden::folder,
-    network::{Held, Link, Network, Place},
+    golden::checkpoints_dir,
+    network::{Link, Network, NetworkGuard, NetworkNode},
     processes::{Keys, Process, Setup, listening, worker_command},
 };
 use anyhow::{Result, ensure};
@@ -22,12 +22,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where workers listen.
+/// The port on which workers listen.
 const PORT: u16 = 7100;
 
-/// Namespaces with links of their own, or with shared air.
+/// The network of a cluster: links of their own, or shared air.
 enum Ground {
-    Links(Held),
+    Links(NetworkGuard),
     Air(Air),
 }
 
@@ -38,9 +38,9 @@ impl Ground {
         if options.air {
             return Ok(Self::Air(Air::up(&options.name, &names.collect::<Vec<_>>(), link)?));
         }
-        let place = |(i, name)| Place { name, link: (i < devices).then_some(link) };
+        let place = |(i, name)| NetworkNode { name, link: (i < devices).then_some(link) };
         Network::down(&options.name)?;
-        let places: Vec<Place> = names.enumerate().map(place).collect();
+        let places: Vec<NetworkNode> = names.enumerate().map(place).collect();
         Ok(Self::Links(Network::held(&options.name, &places)?))
     }
 
@@ -67,14 +67,14 @@ impl Ground {
     }
 }
 
-/// Measures the links of a cluster, and prints what it took and what was found.
+/// Measures the links of a cluster, and prints how long that took and what was found.
 pub(super) fn run(options: &Options, devices: usize) -> Result<()> {
     ensure!((2..=100).contains(&devices), "a cluster of 2 to 100 devices is measured");
     ensure!(!options.rates.is_empty(), "--rates names none");
     let ground = Ground::up(options, devices)?;
     let work = tempfile::tempdir()?;
     let keys = Keys::create(&work.path().join("keys"))?;
-    let setup = Setup { shares: vec![1.0; devices], ..Setup::new(folder().join("bert")) };
+    let setup = Setup { shares: vec![1.0; devices], ..Setup::new(checkpoints_dir().join("bert")) };
     let mut workers = Vec::new();
     for i in 0..devices {
         let identity = keys.of(&format!("d{i}"), Role::Device)?;
@@ -101,7 +101,7 @@ fn measure(
 ) -> Result<(ClusterProfile, [Duration; 2])> {
     let (cluster, identity) = (Cluster::open(file)?, Identity::load(identity)?);
     let (model, store) = (cluster.open_model()?, Store::new(&cluster.profiles));
-    // When links were begun, and when all rounds were over.
+    // The time at which links were begun, and the time at which all rounds were over.
     let times = Mutex::new((None, None));
     let listener = |progress: Progress| {
         let now = Instant::now();

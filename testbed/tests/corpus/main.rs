@@ -1,6 +1,5 @@
-//! What is kept of fuzzing goes through every decoder again: `fuzz/corpus/TARGET/`, one input a
-//! file. Inputs that `scripts/fuzz` found are called by their digest, those made by hand by what
-//! they are.
+//! The kept inputs of fuzzing go through every decoder again: `fuzz/corpus/TARGET/`, one input in each file.
+//! Inputs that `scripts/fuzz` found are named by their digest, those made by hand by their contents.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../fuzz/src/lib.rs"]
@@ -23,7 +22,7 @@ fn names(of: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// One test for all, so that no other takes memory meanwhile.
+/// One test for all targets, so that no other takes memory meanwhile.
 #[test]
 fn every_kept_input_is_handled() {
     seeds_are_kept();
@@ -33,14 +32,14 @@ fn every_kept_input_is_handled() {
         let programs = corpus().join("../fuzz_targets").join(format!("{target}.rs"));
         assert!(programs.is_file(), "{target} has no program");
         for input in names(&corpus().join(target)) {
-            // The last line before a panic says with what.
+            // The last line before a panic names the input.
             println!("{target}/{input}");
             targets::run(target, &fs::read(corpus().join(target).join(input)).unwrap());
         }
     }
 }
 
-/// Inputs that are right by today's formats stay in the corpus; fuzzing begins with them. After a
+/// Checks that inputs which are right by today's formats are in the corpus; fuzzing begins with them. After a
 /// format changed: `WRITE_SEEDS=1 cargo nextest run --release -p galaxy-testbed --test corpus`.
 fn seeds_are_kept() {
     let write = std::env::var_os("WRITE_SEEDS").is_some();

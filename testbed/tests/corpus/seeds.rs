@@ -1,11 +1,11 @@
-//! Inputs that decoders take: real files, and encodings of real values.
+//! Inputs that decoders accept: real files, and encodings of real values.
 
 use galaxy_common::{
     Assignment, BatchShape, BlockAssignment, Bytes, Cache, ClusterProfile, DeviceName, DevicePlan,
     Epoch, Exchange, FrameHeader, Layout, LinkType, Mode, Modes, Plan, Rank, Segment,
     SequenceNumber, Span, Strategy, Wanted, WeightFormat, WireType,
 };
-use galaxy_graph::share::{Member, Terms};
+use galaxy_graph::share::{Member, PlanOptions};
 use galaxy_model::{Formats, ModelDir, manifest::Manifest, shape::Shape};
 use galaxy_planner::synthetic::{self, SyntheticDevice};
 use galaxy_proto::{
@@ -13,18 +13,19 @@ use galaxy_proto::{
     fault::{Fault, to_status},
     identity::Moment,
     join::{
-        Ask, Attempt, Facts, Greeting, InvitationId, Line, Message, Pin, Proof, Refusal, Secret,
+        Attempt, Facts, Greeting, InvitationId, JoinRequest, Line, Message, Pin, Proof, Refusal,
+        Secret,
     },
     v1,
 };
-use galaxy_worker::ring::hello::{Answer, Hello, ProbeHello};
+use galaxy_worker::ring::handshake::{Answer, Handshake, ProbeHandshake};
 use prost::Message as _;
 use std::{fs, ops::ControlFlow, path::Path};
 use tonic::Code;
 
 type Seed = (&'static str, String, Vec<u8>);
 
-/// Target, name and bytes.
+/// All seeds: target, name and bytes.
 pub fn all() -> Vec<Seed> {
     let mut all = Vec::new();
     let mut add = |target: &'static str, name: &str, bytes: Vec<u8>| {
@@ -42,7 +43,7 @@ pub fn all() -> Vec<Seed> {
     all
 }
 
-/// Messages of who joins, and the line of an invitation.
+/// Adds messages of the joining protocol, and the line of an invitation.
 fn joining(add: Add<'_>) {
     let greeting = Greeting { protocol: 9, version: "0.1.0".into(), time: Moment(1_800_000_000) };
     let facts = Facts {
@@ -51,7 +52,7 @@ fn joining(add: Add<'_>) {
         memory: Bytes(1 << 30),
         threads: 4,
     };
-    let ask = Ask {
+    let ask = JoinRequest {
         invitation: InvitationId([1; 8]),
         wish: "pi-1".into(),
         request: vec![0x30; 200],
@@ -79,12 +80,12 @@ fn joining(add: Add<'_>) {
 
 type Add<'a> = &'a mut dyn FnMut(&'static str, &str, Vec<u8>);
 
-/// Bytes behind a number that says what they are.
+/// Bytes behind a number that selects their kind.
 fn numbered(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number], bytes].concat()
 }
 
-/// Bytes behind their length.
+/// Bytes behind their length in two bytes, little endian.
 fn piece(bytes: &[u8]) -> Vec<u8> {
     [&u16::try_from(bytes.len()).unwrap().to_le_bytes(), bytes].concat()
 }
@@ -99,9 +100,9 @@ fn small(add: Add<'_>) {
         let header = FrameHeader { epoch, sequence, transfer: 77, tile: 3, wire, payload: 4096 };
         add("frame", name, header.encode().to_vec());
     }
-    let hello = Hello { epoch: Epoch(3), from: Rank(1), plan: [7; 32], name: name("pi-1") };
+    let hello = Handshake { epoch: Epoch(3), from: Rank(1), plan: [7; 32], name: name("pi-1") };
     add("hello", "ring", hello.encode().to_vec());
-    let probe = ProbeHello { name: name("pi-1") };
+    let probe = ProbeHandshake { name: name("pi-1") };
     add("hello", "probe", probe.encode().to_vec());
     add("hello", "answer", Answer::Stale.encode().to_vec());
     let fault = Fault::new("overloaded", "the queue of 4 is full", true).of("pi-1");
@@ -109,7 +110,8 @@ fn small(add: Add<'_>) {
     add("fault", "overloaded", numbered(8, status.details()));
     add("fault", "none", vec![14]);
 
-    let segment = |slot, rows, wanted| Segment { slot, past: 0, kept: false, rows, wanted };
+    let segment =
+        |slot, rows, wanted| Segment { slot, context_len: 0, cached: false, rows, wanted };
     let segments = vec![segment(0, 5, Wanted::Hidden), segment(1, 3, Wanted::LastLogits)];
     let shape = BatchShape::new(segments).unwrap();
     add("shape", "postcard", numbered(0, &postcard::to_stdvec(&shape).unwrap()));
@@ -164,7 +166,7 @@ fn models(add: Add<'_>) {
     llama.shape.write_config(dir.path()).unwrap();
     add("config", "llama3", fs::read(dir.path().join("config.json")).unwrap());
 
-    let bert = Shape { layers: 1, hidden: 8, heads: 2, inner: 12, ..Shape::bert(1, 8, 2) };
+    let bert = Shape { layers: 1, hidden: 8, heads: 2, intermediate: 12, ..Shape::bert(1, 8, 2) };
     let bert = Shape { vocabulary: 5, positions: 6, kv_heads: 2, ..bert };
     for family in ["bert", "distilbert", "gpt2", "llama"] {
         let dir = tempfile::tempdir().unwrap();
@@ -266,7 +268,7 @@ fn models(add: Add<'_>) {
 
 const BICUBIC: &[u8] =
     br#"{"resample": 3, "size": {"height": 24, "width": 32}, "do_normalize": false}"#;
-/// Where a JPEG begins.
+/// The beginning of a JPEG file.
 const JPEG: &[u8] = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01\x00\x01\x00\x00";
 
 const MODULES: &[u8] = br#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
@@ -278,12 +280,12 @@ const STACK: &[u8] = br#"[{"path": "", "type": "sentence_transformers.models.Tra
 {"path": "3_Norm", "type": "sentence_transformers.models.LayerNorm"}]"#;
 const LENGTHS: &[u8] = br#"{"max_seq_length": 256, "do_lower_case": true}"#;
 
-/// Files by number, as the targets of directories read them.
+/// A directory of files by number, as the targets of directories read it.
 fn directory(files: &[(u8, &[u8])]) -> Vec<u8> {
     files.iter().flat_map(|(number, bytes)| numbered(*number, &piece(bytes))).collect()
 }
 
-/// The text of a safetensors file's header.
+/// The JSON of a safetensors file's header.
 fn header(path: &Path) -> Vec<u8> {
     let bytes = fs::read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -291,7 +293,7 @@ fn header(path: &Path) -> Vec<u8> {
 }
 
 fn plans(add: Add<'_>) {
-    let spec = Shape { inner: 6, ..Shape::bert(2, 8, 4) }.spec().unwrap();
+    let spec = Shape { intermediate: 6, ..Shape::bert(2, 8, 4) }.spec().unwrap();
     let member = |name: &str, share| Member {
         name: self::name(name),
         budget: Bytes(1 << 40),
@@ -300,7 +302,7 @@ fn plans(add: Add<'_>) {
     };
     let members = [member("pi-1", 2.0), member("pi-2", 1.0)];
     for strategy in Strategy::ALL.into_iter().filter(|s| *s != Strategy::Auto) {
-        let terms = Terms {
+        let terms = PlanOptions {
             model: "m",
             fingerprint: "f",
             formats: &Formats::default(),

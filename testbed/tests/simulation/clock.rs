@@ -1,9 +1,8 @@
-//! Time that passes only while everybody waits for it.
+//! A virtual clock, which advances only while everybody waits for it.
 //!
-//! A coordinator and its workers run in one async runtime whose clock is virtual: it leaps to the next
-//! timer when nothing else is left to do. But programs run on threads, over sockets, and the runtime
-//! sees neither. So before it leaps, all other threads of the process must sleep, and no socket may
-//! have news.
+//! A coordinator and its workers run in one async runtime whose clock is virtual: it leaps to the next timer
+//! when nothing else is left to do. But programs run on threads, over sockets, and the runtime sees neither.
+//! So before it leaps, all other threads of the process must sleep, and no socket may be ready.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -27,16 +26,17 @@ use tokio::{
     sync::Notify,
 };
 
-/// No step of a simulation computes for so long.
+/// The longest that a step of a simulation may compute, in real time.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Less than any thread works that was woken, in ns; our own thread works on while two clocks are read.
+/// Less processor time than any thread uses that was woken, in ns; our own thread runs on while two clocks
+/// are read.
 const NOTHING: i128 = 1000;
 
-/// A runtime with virtual time. One at a time in a process: it watches all threads.
+/// A runtime with virtual time. There may be only one at a time in a process, since it watches all threads.
 ///
 /// # Errors
-/// What the system says.
+/// An error of the system.
 pub fn runtime() -> io::Result<Runtime> {
     let before = polls()?;
     let pump = Arc::new(Notify::new());
@@ -72,11 +72,12 @@ pub fn runtime() -> io::Result<Runtime> {
     Ok(runtime)
 }
 
-/// The name of threads for what blocks, and their number: fewer are looked at sooner.
+/// The name of the threads for blocking work; below it, how many there are, few so that they are checked
+/// sooner.
 const POOL: &str = "pool";
 const POOL_THREADS: usize = 2;
 
-/// Descriptors of this process that watch others.
+/// The descriptors of this process that watch others.
 fn polls() -> io::Result<Vec<RawFd>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")?.flatten() {
@@ -89,7 +90,7 @@ fn polls() -> io::Result<Vec<RawFd>> {
     Ok(found)
 }
 
-/// Whether something that the runtime watches is ready.
+/// Whether a descriptor that the runtime watches is ready.
 fn news(events: &OwnedFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
@@ -98,12 +99,12 @@ fn news(events: &OwnedFd) -> bool {
 /// The other threads of this process.
 #[derive(Default)]
 struct Threads {
-    /// What the system says of each: `running`, or the call in which it sleeps.
+    /// The state that the system reports of each thread: `running`, or the call in which it sleeps.
     calls: HashMap<i32, File>,
 }
 
 impl Threads {
-    /// Returns when all of them sleep, and none will run unless we wake it.
+    /// Returns when all other threads sleep, and none will run unless we wake it.
     fn settle(&mut self) {
         let begun = Instant::now();
         loop {
@@ -133,7 +134,7 @@ impl Threads {
                 Ok(_) if word == *b"running" => return Ok(false),
                 Ok(_) => {}
                 Err(_) => {
-                    // It is gone, and another may have come.
+                    // The thread is gone, and another may have come.
                     self.calls.clear();
                     return Ok(false);
                 }
@@ -152,7 +153,7 @@ impl Threads {
             }
             match self.calls.remove(&thread) {
                 Some(call) => drop(now.insert(thread, call)),
-                // One that has ended since is none.
+                // A thread that has ended since then is left out.
                 None => {
                     drop(File::open(entry.path().join("syscall")).map(|c| now.insert(thread, c)))
                 }
@@ -170,7 +171,7 @@ impl Threads {
     }
 }
 
-/// Processor time of all threads but this one, in ns.
+/// The processor time of all threads but this one, in ns.
 fn worked() -> i128 {
     let of = |clock| {
         let time = clock_gettime(clock);

@@ -1,9 +1,9 @@
-//! A coordinator and workers, whole, in one process, with virtual time, under all that may befall
-//! them: every request is answered right or with an error that says why, nothing hangs, and nothing is
-//! left behind.
+//! A coordinator and workers, whole, in one process, with virtual time, under all faults that a cluster may
+//! have: every request is answered rightly or with an error that says why, nothing hangs, and nothing is left
+//! behind.
 //!
 //! Each seed is a story of its own. `scripts/simulate SEEDS` plays more of them than the checks do;
-//! `scripts/simulate --seed N` tells one.
+//! `scripts/simulate --seed N` prints one.
 #![allow(clippy::unwrap_used)]
 
 mod clock;
@@ -19,11 +19,11 @@ use std::{
 };
 use world::Keys;
 
-/// Stories that the checks play, in parts: one a process.
+/// The number of stories that the checks play; below it, the number of parts, one for each process.
 const SEEDS: u64 = 1000;
 const PARTS: u64 = 4;
 
-/// What a story may leave behind.
+/// The threads and descriptors that are left after a story.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     threads: Vec<String>,
@@ -40,7 +40,7 @@ impl Left {
     }
 }
 
-/// One story at a time: it watches all threads of the process.
+/// The lock by which one story is played at a time: a story watches all threads of the process.
 static STAGE: Mutex<()> = Mutex::new(());
 
 fn part(part: u64) {
@@ -75,7 +75,7 @@ fn part(part: u64) {
         }
     }
     eprintln!("{} stories in {:.0} s: {all}", seeds.len(), begun.elapsed().as_secs_f64());
-    // That many have crowds, and some of these have too little room.
+    // Among that many stories are some with several sequences at once, and some of these evict sequences.
     assert!(seeds.len() < 200 || all.most > 1 && all.evicted > 0, "no sequence met another");
 }
 

@@ -1,8 +1,8 @@
-//! The network between the parties of a simulation: everything passes through here, and arrives late,
-//! later, or not at all.
+//! The network between the parties of a simulation: everything passes through it, and arrives late, later, or
+//! not at all.
 //!
-//! Each party has a front, the address that others know. Behind it is whatever listens now. A
-//! connection between two parties is a pair of pipes, one for each way.
+//! Each party has a front, which is the address that others know. Behind it is the socket on which the party
+//! listens now. A connection between two parties is a pair of pipes, one for each way.
 
 use std::{
     io,
@@ -18,48 +18,49 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The coordinator and the devices after it, by number. Clients count as one more, the last.
+/// The number of a party: the coordinator, and the devices after it. Clients count as one more, the last.
 pub type Party = usize;
-/// The most parties.
+/// The most parties of a simulation.
 pub const PARTIES: usize = 8;
-/// Where clients are.
+/// The party of all clients.
 pub const CLIENT: Party = PARTIES - 1;
 /// The party of the coordinator.
 pub const DESK: Party = 0;
 
-/// After so much silence the systems of two devices give a link between them up, as theirs would
+/// The silence after which the systems of two devices give up a link between them, as real ones would
 /// (`TCP_KEEPALIVE` of ring links).
 const SILENCE: Duration = Duration::from_secs(4);
-/// Bytes that a pipe carries at once.
+/// The most bytes that a pipe carries at once.
 const PIECE: usize = 64 << 10;
 
-/// What the network is like now.
+/// The state of the network.
 #[derive(Clone)]
 struct Weather {
-    /// Nothing passes this way.
+    /// The directions in which nothing passes, by sender and receiver.
     cut: [[bool; PARTIES]; PARTIES],
-    /// How often connections between two were broken.
+    /// How often the connections between two parties were broken.
     broken: [[u64; PARTIES]; PARTIES],
-    /// What listens behind each front, and in which of its lives.
+    /// The address that listens behind each front, and in which of its party's lives; none where the party is
+    /// not alive.
     behind: [Option<(SocketAddr, u8)>; PARTIES],
-    /// How long a piece is on its way: from, to, in microseconds.
+    /// The least and the most time that a piece takes, in microseconds.
     delay: (u64, u64),
 }
 
-/// The network. Copies are the same.
+/// The network. Clones share one state.
 #[derive(Clone)]
 pub struct Network {
     weather: Arc<watch::Sender<Weather>>,
     dice: Arc<Mutex<fastrand::Rng>>,
 }
 
-/// Where a party listens, and dials from, in one of its lives.
+/// The address at which a party listens, and from which it dials, in one of its lives.
 pub fn home(party: Party, life: u8) -> IpAddr {
     Ipv4Addr::new(127, 20 + party as u8, life, 1).into()
 }
 
-/// Who dials from there, and in which of its lives. The coordinator and clients dial from wherever
-/// the system likes: whom they call tells them apart.
+/// The party that dials from an address, and in which of its lives. The coordinator and clients dial from any
+/// address that the system chooses: the party that they call tells them apart.
 fn who(from: IpAddr, to: Party) -> (Party, Option<u8>) {
     match from {
         IpAddr::V4(ip) if ip.octets()[1] >= 20 => {
@@ -72,7 +73,7 @@ fn who(from: IpAddr, to: Party) -> (Party, Option<u8>) {
 }
 
 impl Network {
-    /// A network in good order.
+    /// A network without faults.
     pub fn new(seed: u64, delay: (u64, u64)) -> Self {
         let weather = Weather {
             cut: [[false; PARTIES]; PARTIES],
@@ -84,10 +85,10 @@ impl Network {
         Self { weather: Arc::new(watch::Sender::new(weather)), dice }
     }
 
-    /// Opens the front of a party; its tasks go into `tasks`.
+    /// Opens the front of a party, whose tasks are added to `tasks`.
     ///
     /// # Errors
-    /// What the system says.
+    /// An error of the system.
     pub async fn front(&self, party: Party, tasks: &mut JoinSet<()>) -> io::Result<SocketAddr> {
         let listener = TcpListener::bind((Ipv4Addr::new(127, 19, party as u8, 1), 0)).await?;
         let address = listener.local_addr()?;
@@ -103,12 +104,13 @@ impl Network {
         Ok(address)
     }
 
-    /// A party has come to life, and listens there.
+    /// Registers that a party has begun a life, and listens at `at`.
     pub fn up(&self, party: Party, at: SocketAddr, life: u8) {
         self.weather.send_modify(|weather| weather.behind[party] = Some((at, life)));
     }
 
-    /// A party is gone, and all its connections with it, unless another of its lives has begun.
+    /// Registers that a party is gone, and all its connections with it, unless another of its lives has
+    /// begun.
     pub fn down(&self, party: Party, life: u8) {
         self.weather.send_if_modified(|weather| {
             if weather.behind[party].is_none_or(|(_, now)| now != life) {
@@ -123,12 +125,12 @@ impl Network {
         });
     }
 
-    /// Cuts one way, or mends it.
+    /// Cuts one direction between two parties, or mends it.
     pub fn cut(&self, from: Party, to: Party, cut: bool) {
         self.weather.send_modify(|weather| weather.cut[from][to] = cut);
     }
 
-    /// Breaks all connections between two.
+    /// Breaks all connections between two parties.
     pub fn tear(&self, one: Party, other: Party) {
         self.weather.send_modify(|weather| {
             weather.broken[one][other] += 1;
@@ -136,12 +138,12 @@ impl Network {
         });
     }
 
-    /// How long things take from now on, in microseconds.
+    /// Sets the least and the most time that pieces take from now on, in microseconds.
     pub fn delay(&self, delay: (u64, u64)) {
         self.weather.send_modify(|weather| weather.delay = delay);
     }
 
-    /// Everything passes again.
+    /// Mends all directions.
     pub fn mend(&self) {
         self.weather.send_modify(|weather| weather.cut = [[false; PARTIES]; PARTIES]);
     }
@@ -154,7 +156,7 @@ impl Network {
         let ghost = life
             .is_some_and(|life| weather.borrow().behind[from].is_none_or(|(_, now)| now != life));
         let inner = match behind {
-            // Who is dead calls nobody.
+            // A party that is dead calls nobody.
             Some((at, _)) if !ghost => TcpStream::connect(at).await.ok(),
             _ => None,
         };
@@ -196,7 +198,7 @@ impl Network {
     }
 }
 
-/// Has a socket end with a reset when it is dropped.
+/// Makes a socket end with a reset when it is dropped.
 fn reset(stream: &TcpStream) {
     drop(stream.set_zero_linger());
 }

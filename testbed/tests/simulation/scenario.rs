@@ -1,4 +1,4 @@
-//! What happens in one simulation: requests at any time, and all that may befall a cluster.
+//! The events of one simulation: requests at any time, and all faults that a cluster may have.
 
 use crate::{
     network::{CLIENT, DESK, Network, Party},
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output, RetryPolicy};
-use galaxy_common::{Cache, Sampling, Text};
+use galaxy_common::{Cache, Sampling, Sequence};
 use galaxy_engine::{generate::token, local::LocalCluster};
 use galaxy_model::ModelDir;
 use galaxy_testbed::{
@@ -29,44 +29,45 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// Models of each kind of block.
+/// The models, of each kind of block.
 pub const MODELS: [&str; 8] = ["bert", "gpt2", "llama", "opt", "gptj", "qwen3", "mpnet", "roberta"];
 const STRATEGIES: [&str; 5] = ["galaxy", "megatron", "sequence", "pipeline", "auto"];
-/// Lengths of texts with known results; most are short.
+/// The lengths of texts with known results, in tokens; most are short.
 const LENGTHS: [u32; 6] = [1, 2, 7, 7, 64, 129];
-/// How late things arrive, in microseconds.
+/// The least and the most time that pieces may take on the network, in microseconds.
 const DELAYS: [(u64, u64); 5] = [(0, 0), (0, 2_000), (0, 2_000), (1_000, 20_000), (0, 300_000)];
-/// Time that requests have, in ms.
+/// The time limits of requests, in ms.
 const TIMES: [u64; 4] = [300, 3_000, 10_000, 30_000];
-/// After a call's time, for its caller to know.
+/// The time after a call's limit within which its caller must know the outcome.
 const LATE: Duration = Duration::from_millis(200);
-/// For texts of others that have the room: each has 30 s of patience with its cluster.
+/// The further time for generations while others have the room in the cache: each waits up to 30 s for its
+/// cluster.
 const ROOM: Duration = Duration::from_secs(120);
-/// Once nothing is broken any more, for the cluster to answer.
+/// The time within which the cluster must answer, once all faults are over.
 const RECOVERY: Duration = Duration::from_secs(60);
-/// For parties to end that were told to.
+/// The time within which parties must end after they were asked to.
 const END: Duration = Duration::from_secs(30);
-/// For all of it.
+/// The time limit of a whole simulation.
 const WHOLE: Duration = Duration::from_secs(400);
-/// What would say that something is wrong with us, and not with devices, networks or requests.
+/// The error codes that show a bug of ours, and not a fault of devices, networks or requests.
 const OURS: [&str; 6] =
     ["internal", "malformed_answer", "unknown", "invalid_argument", "unimplemented", "data_loss"];
 
-/// What `transformers` gave.
+/// The reference results of a model, as `transformers` computed them.
 pub struct Reference {
     expected: Expected,
-    /// Of decoders: prompts, and the likeliest tokens behind them. Where a model has positions for that, the last is
-    /// longer than a block of the cache.
+    /// The prompts of decoders, and the likeliest tokens behind each. Where a model has enough positions, the
+    /// last is longer than a KV block.
     texts: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
-/// Reference results, by model.
+/// The reference results, by model.
 pub type References = Arc<BTreeMap<&'static str, Reference>>;
 
-/// Those of all models.
+/// Reads the reference results of all models.
 pub fn references() -> Result<References> {
     let read = |model| {
-        let folder = golden::folder().join(model);
+        let folder = golden::checkpoints_dir().join(model);
         let expected = Expected::read(&folder)?;
         let mut texts = match fs::read(folder.join("generated.json")) {
             Ok(text) => texts(&serde_json::from_slice(&text)?)?,
@@ -80,7 +81,8 @@ pub fn references() -> Result<References> {
     Ok(Arc::new(MODELS.into_iter().map(read).collect::<Result<_>>()?))
 }
 
-/// A text that crosses the edge of a block, as one device alone makes it; none where a model has no room for it.
+/// A prompt and tokens that cross the edge of a KV block, as one device alone generates them; none where a
+/// model has too few positions.
 fn long_text(folder: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
     let model = Arc::new(ModelDir::open(folder)?);
     let (rows, prompt) = (Cache::BLOCK + 40, Cache::BLOCK as usize - 22);
@@ -92,11 +94,11 @@ fn long_text(folder: &Path) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
         let tokens: Vec<u32> =
             (0..prompt as u32).map(|at| (at * at + 7 * at + seed) % 90).collect();
         let sampling = Sampling { logprobs: 2, ..Sampling::greedy() };
-        let text = Text { slot: 0, rows, sampling, tokens: tokens.clone(), prompt };
+        let text = Sequence { slot: 0, rows, sampling, tokens: tokens.clone(), prompt };
         let (mut made, mut sure) = (Vec::new(), true);
         cluster.generate(&text, 62, 64, &[], &mut |told| {
             let token = token(told, String::new());
-            // Devices together may come to another of two that are as likely.
+            // Several devices together may choose another of two tokens that are as likely.
             sure &= token.top[0].1 - token.top[1].1 > 0.01;
             made.push(token.token);
             ControlFlow::Continue(())
@@ -116,22 +118,22 @@ fn texts(golden: &serde_json::Value) -> Result<Vec<(Vec<u32>, Vec<u32>)>> {
     prompts.iter().map(|p| Ok((list(p, "prompt")?, list(p, "generated")?))).collect()
 }
 
-/// What came of the requests of a simulation.
+/// The counts of a simulation's requests, by what became of them.
 #[derive(Default, Clone)]
 pub struct Tally {
     pub answered: u64,
-    /// Of these, texts that were made.
+    /// The generations among them.
     pub texts: u64,
     pub abandoned: u64,
-    /// Places of devices for which they were brought pieces of the model.
+    /// The times that a device was brought pieces of the model for its place.
     pub brought: u64,
-    /// Sequences that lost their room to an older one,
+    /// The sequences that were evicted for an older one.
     pub evicted: u64,
-    /// and the most that were in a step.
+    /// The most sequences that were in one step.
     pub most: usize,
-    /// Errors by their names.
+    /// The errors, by their codes.
     pub errors: BTreeMap<String, u64>,
-    /// Virtual time.
+    /// The virtual time that the simulation lasted.
     pub lasted: Duration,
 }
 
@@ -166,7 +168,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What all of a simulation share.
+/// The state that all tasks of a simulation share.
 struct Story {
     begun: Instant,
     setup: Setup,
@@ -187,7 +189,7 @@ impl Story {
         with(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// One request; its result is right, or its error one that we allow.
+    /// Sends one request. Its result must be right; an error is returned.
     async fn ask(
         &self,
         client: &Client,
@@ -211,7 +213,8 @@ impl Story {
         &self.references[self.setup.model].texts
     }
 
-    /// One text of so many tokens, each of them right and in time. `begun` is told when the first is there.
+    /// Generates `count` tokens, each of which must be right and in time. `begun` is called when the first is
+    /// there.
     async fn text(
         &self,
         client: &Client,
@@ -227,7 +230,7 @@ impl Story {
             ..GenerateOptions::default()
         };
         let client = client.with_timeout(limit);
-        // It waits for as long as others have the room, or programs that run.
+        // It waits for as long as others have the room, or programs run.
         let patience = limit + ROOM;
         let beginning = client.generate(prompt.clone(), options);
         let mut text = in_time(patience, beginning).await?;
@@ -247,7 +250,7 @@ impl Story {
     }
 }
 
-/// What comes of a call, which has so much time.
+/// The result of a call, which must come within `limit`.
 async fn in_time<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, ClientError>>,
@@ -259,10 +262,10 @@ async fn in_time<T>(
     result
 }
 
-/// Plays a simulation.
+/// Plays one simulation.
 ///
 /// # Errors
-/// What went wrong, and all that happened before.
+/// The failure, and all events before it.
 pub async fn play(seed: u64, keys: Arc<Keys>, references: References) -> Result<Tally> {
     let mut dice = Rng::with_seed(seed);
     let devices = [1, 2, 2, 2, 3, 3, 3, 4][dice.usize(..8)];
@@ -273,7 +276,7 @@ pub async fn play(seed: u64, keys: Arc<Keys>, references: References) -> Result<
         shares: (0..devices).map(|_| f64::from(dice.u32(2..=6)) / 2.0).collect(),
         have: vec![true; devices],
         crowds: dice.bool(),
-        // Few: texts that run together take it from each other.
+        // Few blocks: sequences that run together evict each other.
         blocks: dice.bool().then(|| dice.u32(2..=4)),
     };
     if dice.bool() {
@@ -307,7 +310,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     let network = Network::new(dice.u64(..), DELAYS[dice.usize(..DELAYS.len())]);
     let mut world = World::new(keys, setup, network).await?;
     for party in 0..=world.devices() {
-        // Some come late.
+        // Some devices start late.
         if dice.u32(..5) > 0 {
             world.start(party).await?;
         }
@@ -325,7 +328,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
             joined.context("a client")??;
         }
     }
-    // Nothing is broken any more.
+    // All faults are over.
     clients.abort_all();
     while let Some(joined) = clients.join_next().await {
         match joined {
@@ -351,7 +354,7 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
         recover(story, &client).await?;
     }
     if world.devices() > 1 && !BY_HAND.contains(&story.setup.strategy) && dice.bool() {
-        // One goes for good, and the others go on without it. Or not for good.
+        // One device goes for good, and the others go on without it. Or not for good.
         let device = dice.usize(1..=world.devices());
         if story.reference_texts().is_empty() {
             story.say(format_args!("{device} dies"));
@@ -375,7 +378,8 @@ async fn tell(story: &Arc<Story>, dice: &mut Rng, keys: Arc<Keys>, setup: Setup)
     Ok(())
 }
 
-/// A device, or the coordinator, which is started again, dies in the middle of a text, which goes on.
+/// Lets a device, or the coordinator, which is started again, die in the middle of a generation, which goes
+/// on.
 async fn outlive(story: &Story, client: &Client, party: Party, world: &mut World) -> Result<()> {
     for _ in 0..5 {
         let (begun, has_begun) = oneshot::channel();
@@ -398,7 +402,7 @@ async fn outlive(story: &Story, client: &Client, party: Party, world: &mut World
                 story.say("the text is whole");
                 return Ok(());
             }
-            // What was broken before may be noticed only now.
+            // A fault of before may be noticed only now.
             (_, Err(error)) => return Err(error),
             (text, Ok(false)) => story.say(format_args!("no text yet: {:?}", text.err())),
         }
@@ -407,7 +411,7 @@ async fn outlive(story: &Story, client: &Client, party: Party, world: &mut World
     bail!("no text begins")
 }
 
-/// Asks until there is an answer, which there must be.
+/// Asks until there is an answer, which must come.
 async fn recover(story: &Story, client: &Client) -> Result<()> {
     let mended = Instant::now();
     while let Err(error) = story.ask(client, &[7, 2], Duration::from_secs(20)).await {
@@ -419,7 +423,7 @@ async fn recover(story: &Story, client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// A client's first connection; starts the coordinator if there is none.
+/// Connects a client for the first time; starts the coordinator if there is none.
 async fn connect(story: &Story, world: &mut World) -> Result<Client> {
     for _ in 0..20 {
         if !world.alive(DESK) {
@@ -433,7 +437,7 @@ async fn connect(story: &Story, world: &mut World) -> Result<Client> {
     bail!("a client cannot connect")
 }
 
-/// Asks again and again.
+/// Sends one request after another, as a client.
 async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -> Result<()> {
     for request in 0.. {
         sleep(Duration::from_millis(dice.u64(0..=2_000))).await;
@@ -488,7 +492,7 @@ async fn customer(story: Arc<Story>, client: Client, name: u32, mut dice: Rng) -
     Ok(())
 }
 
-/// Something happens.
+/// Lets one random event happen: a fault, or a mend.
 async fn strike(story: &Story, dice: &mut Rng, world: &mut World) -> Result<()> {
     let devices = world.devices();
     let parties: Vec<Party> = (0..=devices).chain([CLIENT]).collect();
@@ -496,7 +500,7 @@ async fn strike(story: &Story, dice: &mut Rng, world: &mut World) -> Result<()> 
         let one = parties[dice.usize(..parties.len())];
         let other = loop {
             let other = parties[dice.usize(..parties.len())];
-            // Clients and devices have nothing to say to each other.
+            // Clients and devices do not connect to each other.
             if other != one && (one.min(other) == DESK || one.max(other) != CLIENT) {
                 break other;
             }

@@ -27,8 +27,8 @@ use std::{
 };
 use tokio::{net::TcpListener, sync::oneshot, task::JoinSet, time::timeout};
 
-/// Keys for all simulations of a process, and the coordinator's models: making them is not what is
-/// simulated.
+/// The keys for all simulations of a process, and the coordinator's models, which are not created anew for
+/// each simulation.
 pub struct Keys {
     folder: tempfile::TempDir,
     of: Vec<PathBuf>,
@@ -36,15 +36,15 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Of a coordinator, `devices` devices and a client; with models of these names.
+    /// Creates the keys of a coordinator, `devices` devices and a client, and copies models of these names.
     pub fn create(devices: usize, models: &[&str]) -> anyhow::Result<Self> {
         let folder = in_memory()?;
-        // What is kept beside a model is not to lie with those that all tests share.
+        // The files that are kept beside a model do not go into the folder that all tests share.
         for model in models {
             let to = folder.path().join("models").join(model);
             fs::create_dir_all(&to)?;
             for file in ["config.json", "model.safetensors"] {
-                fs::copy(golden::folder().join(model).join(file), to.join(file))?;
+                fs::copy(golden::checkpoints_dir().join(model).join(file), to.join(file))?;
             }
         }
         let authority = Authority::create(folder.path(), "home")?;
@@ -62,7 +62,7 @@ impl Keys {
     }
 }
 
-/// A folder whose files no disk is waited for: while threads do, time passes.
+/// A folder in memory, where the system has such a place: while threads wait for a disk, virtual time passes.
 fn in_memory() -> io::Result<tempfile::TempDir> {
     match Path::new("/dev/shm").is_dir() {
         true => tempfile::tempdir_in("/dev/shm"),
@@ -70,29 +70,29 @@ fn in_memory() -> io::Result<tempfile::TempDir> {
     }
 }
 
-/// How a cluster is set up.
+/// The settings of a cluster.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub model: &'static str,
     pub strategy: &'static str,
     pub tiles: u16,
-    /// One for each device.
+    /// The share of each device.
     pub shares: Vec<f64>,
     /// Which devices have the model; the others are brought it.
     pub have: Vec<bool>,
     /// Whether clients ask for several texts at once.
     pub crowds: bool,
-    /// Blocks of the cache; without, as the coordinator decides.
+    /// The number of KV blocks; without it, the coordinator decides.
     pub blocks: Option<u32>,
 }
 
-/// Until a coordinator that answers what it has taken is ended by a second signal.
+/// The longest that a coordinator may take to answer what it has accepted, before a second signal ends it.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Strategies whose splits the cluster file gives. For the others there are profiles.
+/// The strategies whose splits the cluster file gives. For the others there are profiles.
 pub const BY_HAND: [&str; 2] = ["galaxy", "megatron"];
 
-/// Profiles of devices that are as fast as their shares, over links that are worth their while. What
-/// programs really take is something else, so that the coordinator finds that devices drift.
+/// Profiles of devices that are as fast as their shares, over fast links. The real times of programs differ,
+/// so that the coordinator finds that devices drift.
 struct Imagined(Vec<f64>);
 
 impl ProfileSource for Imagined {
@@ -118,35 +118,35 @@ impl ProfileSource for Imagined {
     }
 }
 
-/// A coordinator that lives.
-struct Desk {
+/// A coordinator that is alive.
+struct LiveCoordinator {
     session: Session,
     stop: oneshot::Sender<()>,
     served: tokio::task::JoinHandle<()>,
 }
 
-/// All parties.
+/// All parties of a simulation.
 pub struct World {
     keys: Arc<Keys>,
     setup: Setup,
-    /// What devices keep of models, through all their lives.
+    /// The folder of what devices keep of models, through all their lives.
     caches: tempfile::TempDir,
     /// How often a device was brought pieces of the model, and had its place or was ready for it.
     pub brought: Arc<AtomicU64>,
-    /// How many sequences lost their room, and the most that were in a step.
+    /// The number of evicted sequences, and the most that were in a step.
     pub crowds: (u64, usize),
     pub network: Network,
     fronts: Vec<SocketAddr>,
     tasks: JoinSet<()>,
-    desk: Option<Desk>,
+    desk: Option<LiveCoordinator>,
     workers: Vec<Option<Worker>>,
     lives: Vec<u8>,
-    /// Parties that are on their way out.
+    /// The tasks of parties that are ending.
     leaving: JoinSet<()>,
 }
 
 impl World {
-    /// Fronts only; nobody lives yet.
+    /// A world with fronts only: no party is alive yet.
     pub async fn new(keys: Arc<Keys>, setup: Setup, network: Network) -> anyhow::Result<Self> {
         let mut tasks = JoinSet::new();
         let mut fronts = Vec::new();
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// Takes from a device that does not live all that it has kept of models.
+    /// Deletes all that a device which is not alive has kept of models.
     pub fn forget(&self, device: Party) -> io::Result<()> {
         match fs::remove_dir_all(self.caches.path().join(device.to_string())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// Starts a party that does not live.
+    /// Starts a party that is not alive.
     pub async fn start(&mut self, party: Party) -> anyhow::Result<()> {
         self.lives[party] += 1;
         let life = self.lives[party];
@@ -211,7 +211,7 @@ impl World {
             identity: self.keys.of[device].clone(),
             listen: SocketAddr::new(here, 0),
             from: Some(here),
-            models: has.then(golden::folder),
+            models: has.then(golden::checkpoints_dir),
             cache: (!has).then_some(cache),
             engine: EngineChoice::Cpu,
             threads: 1,
@@ -232,7 +232,7 @@ impl World {
             self.keys.of[DESK],
         );
         if let Some(blocks) = blocks {
-            writeln!(text, "cache_rows = {}", blocks * Cache::BLOCK)?;
+            writeln!(text, "kv_cache_tokens = {}", blocks * Cache::BLOCK)?;
         }
         for (at, share) in shares.iter().enumerate() {
             let (device, front) = (at + 1, self.fronts[at + 1]);
@@ -277,11 +277,11 @@ impl World {
             let stop = async move { drop(stopping.await) };
             drop(api.serve(listener, Some(&identity), stop).await);
         });
-        self.desk = Some(Desk { session, stop, served });
+        self.desk = Some(LiveCoordinator { session, stop, served });
         Ok(address)
     }
 
-    /// Ends a party that lives: with a word to all that it serves, or without.
+    /// Ends a party that is alive: gently, with a message to all that it serves, or at once.
     pub fn end(&mut self, party: Party, gently: bool) {
         let life = self.lives[party];
         if !gently {
@@ -289,13 +289,13 @@ impl World {
         }
         let network = self.network.clone();
         if party == DESK {
-            let Some(Desk { session, stop, served }) = self.desk.take() else { return };
+            let Some(LiveCoordinator { session, stop, served }) = self.desk.take() else { return };
             let seen = session.sequences();
             self.crowds = (self.crowds.0 + seen.evicted, self.crowds.1.max(seen.most));
             self.leaving.spawn(async move {
                 if gently {
-                    // A text may wait for a device for half a minute, and then for its client: whoever
-                    // ended the coordinator asks it once more.
+                    // A generation may wait for a device for half a minute, and then for its client: the task
+                    // that ended the coordinator then ends it for good.
                     drop(timeout(PATIENCE, session.drain()).await);
                     network.down(DESK, life);
                 }
@@ -313,17 +313,17 @@ impl World {
         }
     }
 
-    /// Waits until those that were ended are gone.
+    /// Waits until the parties that were ended are gone.
     pub async fn gone(&mut self) {
         while self.leaving.join_next().await.is_some() {}
     }
 
-    /// A connection of a client.
+    /// Connects a client that does not retry.
     pub async fn client(&self, timeout: Duration) -> Result<Client, galaxy_client::ClientError> {
         self.client_by(timeout, RetryPolicy::never()).await
     }
 
-    /// A connection of a client that asks again where that helps.
+    /// Connects a client that retries by this policy.
     pub async fn client_by(
         &self,
         timeout: Duration,
@@ -334,7 +334,7 @@ impl World {
         client.timeout(timeout).retry(retry).connect().await
     }
 
-    /// Ends all, and the network.
+    /// Ends all parties, and the network.
     pub async fn close(&mut self) {
         for party in (0..self.lives.len()).filter(|party| self.alive(*party)).collect::<Vec<_>>() {
             self.end(party, false);

@@ -1,14 +1,14 @@
-//! The cache: what this device was brought of models, by content, within a bound.
+//! The cache: what this device has fetched of models, by content, within a limit.
 //!
 //! ```text
-//! DIR/lock                      held while a worker uses it
+//! DIR/lock                      locked while a worker uses it
 //! DIR/DIGEST/manifest           the model's, whose digest is the name; when it was last opened
 //! DIR/DIGEST/data               all pieces at their places; with holes where they are not there
 //! DIR/DIGEST/map                a bit for each piece that the disk holds
 //! DIR/DIGEST/own                which pieces of a directory under --models were found right
 //! ```
 
-use super::{ContentError, Room, data::Data};
+use super::{ContentError, Evictable, data::Data};
 use crate::tasks::lock;
 use galaxy_common::{
     Bytes,
@@ -28,21 +28,21 @@ use std::{
     time::SystemTime,
 };
 
-/// Of each content, what it consists of.
+/// The file of a content's manifest.
 const MANIFEST: &str = "manifest";
-/// And what of a directory of our own was found to be that.
+/// The file that says which pieces of a model directory of this device were found right.
 const OWN: &str = "own";
-/// The largest that is read: a bit for each piece of the largest model, and its files.
+/// The most bytes of that file: a bit for each piece of the largest model, and its files.
 const MAX_PROOF_BYTES: u64 = 4 << 20;
-/// How much of a file system is lost at both ends of a run of pieces.
+/// Bytes that a file system loses at both ends of a run of pieces.
 const PAGES: u64 = 8192;
 
-/// Where a worker keeps what it was brought of models, and how much.
+/// The directory of a worker's cache, and its limit.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
-    /// Its own directory: no two workers share one.
+    /// The directory of the cache: no two workers share one.
     pub dir: PathBuf,
-    /// Most bytes on disk.
+    /// The most bytes on disk.
     pub limit: Bytes,
 }
 
@@ -50,16 +50,16 @@ pub struct CacheConfig {
 pub(crate) struct Cache {
     dir: PathBuf,
     limit: Bytes,
-    /// Data that somebody uses.
+    /// The data of models that are in use.
     open: Mutex<HashMap<Digest, Weak<Data>>>,
-    /// From the first use to our end.
-    held: Mutex<Option<Held>>,
+    /// The folder and its lock, from the first use to the worker's end.
+    held: Mutex<Option<OpenCache>>,
 }
 
-/// The cache as it is used.
-struct Held {
+/// The cache while a worker uses it.
+struct OpenCache {
     folder: Arc<Folder>,
-    /// Locked.
+    /// The lock file, locked as long as the cache is used.
     _lock: File,
 }
 
@@ -77,13 +77,13 @@ impl Cache {
         Self { dir, limit, open: Mutex::default(), held: Mutex::default() }
     }
 
-    /// Where files of shards are that do not fit into memory. Not under its bound: they are what a plan
-    /// needs, and the last plan's only.
+    /// The folder for files of shards that do not fit into memory. Not under the cache's limit: they are what a plan
+    /// needs, and only those of the last plan.
     pub(crate) fn shards(&self) -> Result<PathBuf, ContentError> {
         Ok(self.take()?.folder("shards")?.path().to_owned())
     }
 
-    /// Makes it if it is not there, and sees to it that nobody else uses it: no other worker, and no other
+    /// Creates the cache if it does not exist, and makes sure that nobody else uses it: no other worker, and no other
     /// user of this machine.
     pub(crate) fn take(&self) -> Result<Arc<Folder>, ContentError> {
         let mut held = lock(&self.held);
@@ -111,7 +111,7 @@ impl Cache {
             }
         }
         let folder = Arc::new(folder);
-        *held = Some(Held { folder: folder.clone(), _lock: lock });
+        *held = Some(OpenCache { folder: folder.clone(), _lock: lock });
         Ok(folder)
     }
 
@@ -119,14 +119,14 @@ impl Cache {
         self.dir.join(content.to_string())
     }
 
-    /// The manifest of a content, if it is kept.
+    /// The manifest of a content, if it is stored.
     pub(crate) fn manifest(&self, content: Digest) -> Result<Option<Manifest>, ContentError> {
         let entry = match self.take()?.inside(&content.to_string()) {
             Err(error) if error.is_absent() => return Ok(None),
             entry => entry?,
         };
         let bytes = match entry.read_public(MANIFEST, MAX_MANIFEST_BYTES) {
-            // One that is too long is none of ours, and is brought again.
+            // One that is too long is not this worker's, and is fetched again.
             Err(PrivateError::Long { .. }) => return Ok(None),
             Err(error) if error.is_absent() => return Ok(None),
             bytes => bytes?,
@@ -137,18 +137,18 @@ impl Cache {
         Ok(Manifest::from_bytes(&bytes).ok())
     }
 
-    /// Keeps a manifest whose digest was found right.
+    /// Stores a manifest whose digest was found right.
     pub(crate) fn keep_manifest(&self, content: Digest, bytes: &[u8]) -> Result<(), ContentError> {
         self.write(content, MANIFEST, bytes)
     }
 
-    /// What is kept of a directory of our own that was compared with a content.
+    /// The proof that was stored of a model directory that was compared with a content.
     pub(crate) fn proof(&self, content: Digest) -> Option<Vec<u8>> {
         let entry = self.take().ok()?.inside(&content.to_string()).ok()?;
         entry.read_public(OWN, MAX_PROOF_BYTES).ok()
     }
 
-    /// Keeps what was found of such a directory.
+    /// Stores the proof of such a directory.
     pub(crate) fn keep_proof(&self, content: Digest, bytes: &[u8]) -> Result<(), ContentError> {
         self.write(content, OWN, bytes)
     }
@@ -157,12 +157,12 @@ impl Cache {
     fn write(&self, content: Digest, name: &str, bytes: &[u8]) -> Result<(), ContentError> {
         let entry = self.take()?.folder(&content.to_string())?;
         let mut file = entry.file(name)?;
-        // A digest of it is looked at whenever it is read.
+        // Its digest is checked whenever it is read.
         let written = file.set_len(0).and_then(|()| file.write_all(bytes));
         written.map_err(|source| ContentError::file(entry.path(), source))
     }
 
-    /// The model of a manifest, and its data. What is used already is used together.
+    /// The model of a manifest, and its data. Data that is open already is shared.
     pub(crate) fn model(
         &self,
         content: Digest,
@@ -182,22 +182,22 @@ impl Cache {
                 data
             }
         };
-        // When it was used last; nothing depends on it but the order in which models go.
+        // The time of the last use; only the order in which models are dropped depends on it.
         drop(entry.file(MANIFEST)?.set_modified(SystemTime::now()));
         let reader = data.reader().map_err(|source| ContentError::file(path, source))?;
         let model = ModelDir::arriving(&data.manifest, path, reader, data.clone())?;
         Ok((Arc::new(model.quantised_to(rounded)?), data))
     }
 
-    /// Makes room for the pieces `missing` of `data`, of which `wanted` bytes are needed in all:
-    /// models that were used longest ago go first, those in use after the others. False if
-    /// pieces of former plans leave no room: the content itself begins anew then, where it may.
+    /// Makes room for the pieces `missing` of `data`, of which `wanted` bytes are needed in all: models that were
+    /// used longest ago are dropped first, those in use after the others. False if pieces of former plans leave no
+    /// room: where `room` allows it, the pieces of this content are dropped then, too.
     pub(crate) fn room(
         &self,
         data: &Data,
         missing: &[u32],
         wanted: u64,
-        room: Room,
+        room: Evictable,
     ) -> Result<bool, ContentError> {
         let runs = 1 + missing.windows(2).filter(|pair| pair[0] + 1 != pair[1]).count() as u64;
         let bytes = |piece: &u32| data.pieces.bytes(*piece);
@@ -232,7 +232,7 @@ impl Cache {
             let needed = Bytes(wanted + runs * PAGES + manifest_bytes(&own));
             return Err(ContentError::Small { needed, limit: self.limit, dir: self.dir.clone() });
         }
-        if room == Room::Beside {
+        if room == Evictable::Beside {
             return Ok(false);
         }
         // Whoever reads it still has it open.
@@ -243,7 +243,7 @@ impl Cache {
         Ok(false)
     }
 
-    /// What is on disk. Anything that is no content of ours is left alone.
+    /// The models on disk. Anything that is no content of a cache is left alone.
     fn entries(&self) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -259,7 +259,7 @@ impl Cache {
             let (mut bytes, mut used) = (0, SystemTime::UNIX_EPOCH);
             for file in fs::read_dir(&path)? {
                 let about = file?.metadata()?;
-                // What it takes on disk: there are holes.
+                // The bytes that it takes on disk: there are holes.
                 bytes += about.blocks() * 512;
                 used = used.max(about.modified()?);
             }

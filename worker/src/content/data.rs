@@ -1,8 +1,8 @@
-//! The data of one model in the cache: which of its pieces are there, and who waits for others.
+//! The data of one model in the cache: which of its pieces are there, and which tasks wait for others.
 //!
-//! Two things tell what is there. The *map* on disk has a bit for each piece whose bytes the disk is
-//! known to hold; it is what a worker that is started anew goes on from. The states in memory say
-//! more: a piece counts as here only once its digest was found right in the life of this process.
+//! Two things tell what is there. The *map* on disk has a bit for each piece whose bytes the disk is known to hold; a
+//! worker that is started again continues from it. The states in memory say more: a piece counts as here only once
+//! its digest was found right in the life of this process.
 
 use super::ContentError;
 use crate::tasks::lock;
@@ -23,37 +23,37 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// For a piece that somebody reads. A fetch ends by itself before, when its sources are silent.
+/// How long a reader waits for a piece. A fetch ends by itself before, when its sources are silent.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Bytes that are written between two times at which the disk is told to keep them.
+/// Bytes that are written between two syncs of the disk.
 const SYNC_BYTES: u64 = 16 << 20;
-/// And the longest time between.
+/// The longest time between two syncs.
 const SYNC_EVERY: Duration = Duration::from_millis(500);
-/// Pieces that wait for the disk.
+/// Pieces that may wait for the disk.
 const SYNC_QUEUE: usize = 256;
 
-/// What is known of a piece.
+/// The state of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
-    /// It is not there.
+pub(crate) enum PieceState {
+    /// The piece is not there.
     Absent,
-    /// The map has it, and nobody has looked yet whether it is right.
+    /// The map has the piece, and its digest was not checked yet.
     Kept,
-    /// It is being looked at, or was asked for.
+    /// The piece is being checked, or was asked for.
     Coming,
-    /// It is there, and right.
+    /// The piece is there, and its digest is right.
     Here,
 }
 
 struct States {
-    pieces: Vec<State>,
-    /// Pieces that somebody waits for.
+    pieces: Vec<PieceState>,
+    /// Pieces that a reader waits for.
     wanted: VecDeque<u32>,
-    /// A fetch runs. Otherwise: why nothing comes.
+    /// None while a fetch runs; otherwise the reason why nothing comes.
     closed: Option<String>,
     /// Grows with every piece that is here.
     arrived: u64,
-    /// Grows with every fetch.
+    /// The number of the latest fetch.
     fetch: u64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Data {
     map: Mutex<Map>,
     states: Mutex<States>,
     changed: Condvar,
-    /// Somebody waits for pieces that were not asked for.
+    /// Notified when a reader waits for pieces that were not asked for.
     pub(crate) asked: Notify,
 }
 
@@ -77,7 +77,7 @@ struct Map {
 }
 
 impl Data {
-    /// Opens data and map under `dir`, or makes them.
+    /// Opens data and map under `dir`, or creates them.
     pub(crate) fn open(
         dir: &Folder,
         content: Digest,
@@ -88,8 +88,8 @@ impl Data {
         let bits = kept_bits(&file, &map, &pieces);
         let bits = bits.map_err(|source| ContentError::file(dir.path(), source))?;
         let kept = |piece: u32| match bit(&bits, piece) {
-            true => State::Kept,
-            false => State::Absent,
+            true => PieceState::Kept,
+            false => PieceState::Absent,
         };
         let states = States {
             pieces: (0..pieces.count()).map(kept).collect(),
@@ -110,20 +110,20 @@ impl Data {
         })
     }
 
-    /// The data as the model reads it.
+    /// The file of the data, as the model reads it.
     pub(crate) fn reader(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    pub(crate) fn state(&self, piece: u32) -> State {
-        lock(&self.states).pieces.get(piece as usize).copied().unwrap_or(State::Absent)
+    pub(crate) fn state(&self, piece: u32) -> PieceState {
+        lock(&self.states).pieces.get(piece as usize).copied().unwrap_or(PieceState::Absent)
     }
 
-    /// Says that a piece is being looked for, or not any more.
-    pub(crate) fn set(&self, piece: u32, state: State) {
+    /// Sets the state of a piece; wakes readers if it is here now.
+    pub(crate) fn set(&self, piece: u32, state: PieceState) {
         let mut states = lock(&self.states);
         let Some(at) = states.pieces.get_mut(piece as usize) else { return };
-        let news = state == State::Here && *at != State::Here;
+        let news = state == PieceState::Here && *at != PieceState::Here;
         *at = state;
         if news {
             states.arrived += 1;
@@ -132,36 +132,36 @@ impl Data {
         }
     }
 
-    /// Of the pieces that somebody waits for and nobody has asked for: those that are not there, and
-    /// those whose digest is to be looked at.
+    /// Takes the pieces that a reader waits for and nobody has asked for: those that are absent, and those whose
+    /// digest is to be checked.
     pub(crate) fn take_wanted(&self) -> (Vec<u32>, Vec<u32>) {
         let mut states = lock(&self.states);
         let (mut absent, mut kept) = (Vec::new(), Vec::new());
         while let Some(piece) = states.wanted.pop_front() {
             match states.pieces[piece as usize] {
-                State::Absent => absent.push(piece),
-                State::Kept => {
-                    states.pieces[piece as usize] = State::Coming;
+                PieceState::Absent => absent.push(piece),
+                PieceState::Kept => {
+                    states.pieces[piece as usize] = PieceState::Coming;
                     kept.push(piece);
                 }
-                State::Coming | State::Here => {}
+                PieceState::Coming | PieceState::Here => {}
             }
         }
         (absent, kept)
     }
 
-    /// Bits of the pieces that are here, and a number that grows when there are more.
+    /// A bit for each piece, set if it is here, and a number that grows when there are more.
     pub(crate) fn holding(&self) -> (u64, Vec<u8>) {
         let states = lock(&self.states);
         let mut bits = vec![0u8; states.pieces.len().div_ceil(8)];
         for (at, state) in states.pieces.iter().enumerate() {
-            if *state == State::Here {
+            if *state == PieceState::Here {
                 bits[at / 8] |= 1 << (at % 8);
             }
         }
         (states.arrived, bits)
     }
-    /// The number of [`Data::holding`].
+    /// The number of [`Data::holding`] alone.
     pub(crate) fn arrived(&self) -> u64 {
         lock(&self.states).arrived
     }
@@ -169,7 +169,7 @@ impl Data {
     /// Reads a piece that is here.
     pub(crate) fn read(&self, piece: u32) -> io::Result<Option<Vec<u8>>> {
         match self.state(piece) {
-            State::Here => self.read_raw(piece).map(Some),
+            PieceState::Here => self.read_raw(piece).map(Some),
             _ => Ok(None),
         }
     }
@@ -180,22 +180,22 @@ impl Data {
         Ok(bytes)
     }
 
-    /// Looks whether a piece that is on disk is right; it is here then, else absent.
+    /// Checks the digest of a piece that is on disk; the piece is here then, else absent.
     pub(crate) fn check(&self, piece: u32) -> bool {
-        // One that cannot be read is fetched again; if it cannot be written, that says why.
+        // A piece that cannot be read is fetched again; if it cannot be written, that error says why.
         let right = self.read_raw(piece).is_ok_and(|bytes| self.manifest.is(piece, &bytes));
-        self.set(piece, if right { State::Here } else { State::Absent });
+        self.set(piece, if right { PieceState::Here } else { PieceState::Absent });
         right
     }
 
     /// Writes a piece whose digest was found right. The disk may not hold it yet.
     pub(crate) fn write(&self, piece: u32, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, self.pieces.span(piece).start)?;
-        self.set(piece, State::Here);
+        self.set(piece, PieceState::Here);
         Ok(())
     }
 
-    /// Has the disk keep these pieces, and puts them on the map after that.
+    /// Syncs these pieces to the disk, and sets their bits on the map after that.
     fn keep(&self, pieces: &mut Vec<u32>) -> io::Result<()> {
         if pieces.is_empty() {
             return Ok(());
@@ -211,25 +211,25 @@ impl Data {
         Ok(())
     }
 
-    /// Opens it for a fetch: who waits, waits. When what is returned goes, nothing comes any more.
-    /// A fetch that began before has no say any more.
+    /// Opens the data for a fetch: readers wait for pieces from now on. When the returned value is dropped, nothing
+    /// comes any more. An earlier fetch has no say any more.
     pub(crate) fn begin(self: &Arc<Self>) -> Opened {
         let map = lock(&self.map);
         let mut states = lock(&self.states);
         states.closed = None;
         states.fetch += 1;
         for (piece, state) in (0..).zip(&mut states.pieces) {
-            // Of a fetch that was given up.
-            if *state == State::Coming {
-                *state = if bit(&map.bits, piece) { State::Kept } else { State::Absent };
+            // Left over from a fetch that was given up.
+            if *state == PieceState::Coming {
+                *state = if bit(&map.bits, piece) { PieceState::Kept } else { PieceState::Absent };
             }
         }
         Opened { data: self.clone(), fetch: states.fetch }
     }
 }
 
-/// What the map says. A map that is too short, or data of another length, was never finished: nothing is
-/// there, and both are made as long as they are to be.
+/// The bits of the map. A map that is too short, or data of another length, was never finished: nothing is there, and
+/// both files get their full lengths.
 fn kept_bits(file: &File, map: &File, pieces: &Pieces) -> io::Result<Vec<u8>> {
     let mut bits = vec![0; pieces.count().div_ceil(8) as usize];
     let whole = file.metadata()?.len() == pieces.total();
@@ -249,7 +249,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Nothing comes any more, and this is why.
+    /// Ends the fetch: nothing comes any more, and `why` is what readers get to know.
     pub(crate) fn close(&self, why: &str) {
         let mut states = lock(&self.data.states);
         if states.fetch == self.fetch {
@@ -272,7 +272,7 @@ impl Arrivals for Data {
         let (mut deadline, mut arrived) = (Instant::now() + PATIENCE, states.arrived);
         loop {
             let missing = |states: &States, piece: &u32| {
-                states.pieces.get(*piece as usize).is_none_or(|state| *state != State::Here)
+                states.pieces.get(*piece as usize).is_none_or(|state| *state != PieceState::Here)
             };
             let Some(first) = range.clone().find(|piece| missing(&states, piece)) else {
                 return Ok(());
@@ -284,7 +284,7 @@ impl Arrivals for Data {
             let mut news = false;
             for piece in range.clone() {
                 let state = states.pieces.get(piece as usize);
-                let idle = matches!(state, Some(State::Absent | State::Kept));
+                let idle = matches!(state, Some(PieceState::Absent | PieceState::Kept));
                 if idle && !states.wanted.contains(&piece) {
                     states.wanted.push_back(piece);
                     news = true;
@@ -307,8 +307,7 @@ impl Arrivals for Data {
     }
 }
 
-/// Who has the disk keep what was written, off the way of what comes. Ends when the sender goes; then
-/// all is on the map.
+/// Syncs to the disk what was written, beside the fetch. Ends when the sender is dropped; then all is on the map.
 pub(crate) fn keeper(data: Arc<Data>) -> (mpsc::SyncSender<u32>, impl FnOnce() -> io::Result<()>) {
     let (sender, written) = mpsc::sync_channel(SYNC_QUEUE);
     let work = move || {

@@ -1,14 +1,14 @@
-//! Fetching: pieces that are wanted come from whoever has them, several requests ahead, and each is
-//! looked at before it counts.
+//! Fetching: each wanted piece comes from a source that has it, several requests ahead, and its digest is checked
+//! before it counts.
 //!
-//! One task decides. It never touches the disk: pieces go to a writer, which finds their digests and
-//! writes them, and from there to a keeper, which has the disk hold them. Pieces that are in the cache
-//! already are looked at meanwhile.
+//! One task decides. It never touches the disk: pieces go to a writer, which checks their digests and writes them,
+//! and from there to a keeper, which syncs them to the disk. Pieces that are in the cache already are checked
+//! meanwhile.
 
 use super::{
     ContentError,
-    data::{Data, State, bit, keeper},
-    links::{Neighbour, News, Supply, join, listen},
+    data::{Data, PieceState, bit, keeper},
+    links::{ModelServer, Neighbour, News, join, listen},
 };
 use crate::tasks::on_thread;
 use bytes::Bytes as Payload;
@@ -30,64 +30,65 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-/// Bytes that one source is asked for ahead: twice what the fastest link of ours carries in 30 ms,
+/// The most bytes that one source is asked for ahead: twice what the fastest link that we expect carries in 30 ms.
 const AHEAD_BYTES: u64 = 8 << 20;
-/// and never more than it gave in this time, or one piece: what a slow one was asked for, no other brings.
+/// A source is asked ahead for no more bytes than it gives in this time, or for one piece: what a slow source
+/// was asked for, no other brings.
 const AHEAD: Duration = Duration::from_millis(500);
-/// And pieces: small ones are many.
+/// The most pieces that one source is asked for ahead: small ones are many.
 const AHEAD_PIECES: usize = 1024;
-/// Pieces of one message; `content.proto` says so.
+/// The most pieces of one message; `content.proto` says so.
 const MESSAGE_PIECES: usize = 256;
-/// How far ahead of the order a source is given what others do not have.
+/// How many pieces ahead of the order a source is asked for pieces that others do not have.
 const LOOK: usize = 1024;
-/// Pieces in memory on their way from the network to the disk, besides the one in hand.
+/// The most pieces in memory on their way from the network to the disk, besides the one in hand.
 const QUEUE: usize = 4;
-/// A source that was asked and says nothing for so long is gone.
+/// A source that was asked and sends nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(20);
 /// When nothing else is left to do: how long a device may take for a piece that the coordinator brings sooner.
 const LATE: Duration = Duration::from_secs(2);
-/// Between two looks at who is silent.
+/// The time between two checks for silent sources.
 const TICK: Duration = Duration::from_millis(500);
-/// Pieces with a wrong digest from the coordinator, before we believe it.
+/// Pieces with a wrong digest from the coordinator before the fetch fails.
 const WRONG: u32 = 3;
 
 /// How far a placement is, for people.
 #[derive(Default)]
 pub(crate) struct Meter {
-    /// Bytes that have come and were right,
+    /// Bytes that were fetched, with a right digest.
     pub(crate) fetched: AtomicU64,
-    /// of so many.
+    /// Bytes that are to be fetched in all.
     pub(crate) to_fetch: AtomicU64,
-    /// Of what came: from other devices.
+    /// Bytes that were fetched from other devices; also counted in `fetched`.
     pub(crate) from_peers: AtomicU64,
-    /// Bytes that were read for the shard,
+    /// Bytes that were read for the shard.
     pub(crate) read: AtomicU64,
-    /// of so many.
+    /// Bytes that are to be read for the shard in all.
     pub(crate) to_read: AtomicU64,
 }
 
-/// Where pieces may come from.
+/// The coordinator and the devices that pieces may come from.
 pub(crate) struct Sources {
-    pub(crate) coordinator: Supply,
+    pub(crate) coordinator: ModelServer,
     pub(crate) peers: Vec<Neighbour>,
     pub(crate) identity: Identity,
-    /// Our address for calls, if not any will do.
+    /// The local address for calls, if not any will do.
     pub(crate) from: Option<IpAddr>,
 }
 
-/// One source.
+/// A source of pieces: the coordinator or a device.
 struct Source {
-    /// None: the coordinator.
+    /// The device's name; none for the coordinator.
     name: Option<DeviceName>,
     wants: Option<mpsc::Sender<v1::Wants>>,
-    /// What it was asked for and has not answered: when, and how much that was ahead.
+    /// The pieces that it was asked for and has not answered: when, and how many bytes were ahead then.
     asked: HashMap<u32, (Instant, u64)>,
     ahead: u64,
     /// Bytes that it gives in [`AHEAD`], by its last piece; 0 before the first.
     window: u64,
-    /// And by the best one.
+    /// The largest `window` so far.
     best: u64,
-    /// Which pieces it has; of the coordinator nothing: it has all.
+    /// A bit for each piece that it has; empty for the coordinator, which has all.
     has: Vec<u8>,
     heard: Instant,
 }
@@ -105,7 +106,7 @@ impl Source {
             && (self.asked.is_empty() || self.ahead < self.window.min(AHEAD_BYTES))
             && self.asked.len() < AHEAD_PIECES
     }
-    /// Notes that it was asked for a piece of so many bytes.
+    /// Notes that the source was asked for a piece of so many bytes.
     fn ask(&mut self, piece: u32, bytes: u64) {
         let now = Instant::now();
         if self.asked.is_empty() {
@@ -114,7 +115,7 @@ impl Source {
         self.ahead += bytes;
         self.asked.insert(piece, (now, self.ahead));
     }
-    /// Notes that it has answered, and if it gave the piece how fast it is. False: it was not asked.
+    /// Notes that the source has answered, and, if it gave the piece, how fast it is. False if it was not asked.
     fn answer(&mut self, piece: u32, bytes: u64, gave: bool) -> bool {
         let Some((asked, ahead)) = self.asked.remove(&piece) else { return false };
         self.ahead -= bytes;
@@ -125,43 +126,43 @@ impl Source {
         }
         true
     }
-    /// Whether something that it was asked for is long in coming.
+    /// Whether a piece that it was asked for is late.
     fn late(&self) -> bool {
         self.asked.values().any(|(asked, _)| asked.elapsed() >= LATE)
     }
 }
 
-/// What the disk says.
+/// A result of the disk's threads.
 enum Outcome {
-    /// A piece was there already: whether it was right.
+    /// A piece that was there already was checked: whether its digest was right.
     Checked { piece: u32, right: bool },
-    /// A piece that came is here.
+    /// A piece that came was written.
     Written { source: usize, piece: u32 },
-    /// A piece that came was not what it should be.
+    /// A piece that came had a wrong digest.
     Wrong { source: usize, piece: u32 },
-    /// The disk does not take it.
+    /// The disk does not take a piece.
     Failed(io::Error),
 }
 
 struct Fetch<'a> {
     data: Arc<Data>,
     sources: Vec<Source>,
-    /// Wanted, absent and not asked for, in order.
+    /// Pieces that are wanted, absent and not asked for, in order.
     todo: VecDeque<u32>,
     /// Pieces that were counted as to be fetched.
     counted: Vec<bool>,
-    /// Pieces that were asked for, or are with the disk.
+    /// The number of pieces that were asked for, or are with the disk.
     pending: u32,
     wrong: u32,
     meter: &'a Meter,
 }
 
-/// Fetches the pieces of `list`, in that order where nobody waits for others, until all are here and
-/// `done` is.
+/// Fetches the pieces of `list`, in that order unless a reader waits for others, until all are here and `done` has
+/// ended.
 ///
 /// # Errors
-/// When the coordinator is lost, or sends what is wrong, or the disk does not take what comes. Whoever
-/// waits for pieces is told.
+/// When the coordinator is lost, or sends what is wrong, or the disk does not take what comes. Readers that wait for
+/// pieces get the reason.
 pub(crate) async fn fetch(
     data: Arc<Data>,
     list: Vec<u32>,
@@ -170,7 +171,7 @@ pub(crate) async fn fetch(
     done: impl Future<Output = ()>,
 ) -> Result<(), ContentError> {
     let opened = data.begin();
-    let Sources { coordinator: Supply { incoming, wants }, peers, identity, from } = sources;
+    let Sources { coordinator: ModelServer { incoming, wants }, peers, identity, from } = sources;
     let mut fetch = Fetch {
         sources: vec![Source::new(None, Some(wants))],
         todo: VecDeque::new(),
@@ -183,12 +184,12 @@ pub(crate) async fn fetch(
     let mut kept = Vec::new();
     for piece in list {
         match data.state(piece) {
-            State::Absent => fetch.want(piece, false),
-            State::Kept => {
-                data.set(piece, State::Coming);
+            PieceState::Absent => fetch.want(piece, false),
+            PieceState::Kept => {
+                data.set(piece, PieceState::Coming);
                 kept.push(piece);
             }
-            State::Coming | State::Here => {}
+            PieceState::Coming | PieceState::Here => {}
         }
     }
     let mut tasks = JoinSet::new();
@@ -217,7 +218,7 @@ pub(crate) async fn fetch(
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let (absent, kept) = data.take_wanted();
-            // The first that is waited for comes first.
+            // The piece that was waited for first comes first.
             absent.into_iter().rev().for_each(|piece| fetch.want(piece, true));
             fetch.check(kept, &mut tasks, &results);
             fetch.ask();
@@ -241,12 +242,12 @@ pub(crate) async fn fetch(
             }
         }
     };
-    // The writer ends, whatever it does, and then the keeper: what came is on the map before anybody
-    // says that it is here for good. And if the disk keeps no more, it is the keeper that knows why.
+    // The writer ends, whatever it does, and then the keeper: what came is on the map before it counts as here for
+    // good. And if the disk takes no more, it is the keeper that knows why.
     drop((jobs, disk));
     let kept = kept_all.await.unwrap_or_else(|error| Err(io::Error::other(error)));
     let result = kept.map_err(|source| ContentError::disk(&data, source)).and(result);
-    // Right before it is returned: whoever waits for pieces must not fail before it is known why.
+    // Just before the return: readers must not fail before the reason is known.
     match &result {
         Ok(()) => opened.close("all that was to be fetched is here"),
         Err(error) => opened.close(&error.to_string()),
@@ -255,7 +256,7 @@ pub(crate) async fn fetch(
 }
 
 impl Fetch<'_> {
-    /// Puts a piece on the list, in front if somebody waits for it.
+    /// Puts a piece on the list, in front if a reader waits for it.
     fn want(&mut self, piece: u32, first: bool) {
         if !std::mem::replace(&mut self.counted[piece as usize], true) {
             let bytes = self.data.pieces.bytes(piece);
@@ -267,7 +268,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// Has pieces looked at that the cache has already.
+    /// Has pieces checked that are in the cache already.
     fn check(&mut self, kept: Vec<u32>, tasks: &mut JoinSet<()>, results: &mpsc::Sender<Outcome>) {
         if kept.is_empty() {
             return;
@@ -284,8 +285,7 @@ impl Fetch<'_> {
         });
     }
 
-    /// Asks whoever has room for what it has, devices before the coordinator: its link is shared by
-    /// all.
+    /// Asks sources with room for pieces that they have, devices before the coordinator: its link is shared by all.
     fn ask(&mut self) {
         for at in (1..self.sources.len()).chain([0]) {
             let mut pieces = Vec::new();
@@ -293,11 +293,11 @@ impl Fetch<'_> {
                 let source = &self.sources[at];
                 let found = self.todo.iter().take(LOOK).position(|piece| source.has(*piece));
                 let Some(piece) = found.and_then(|found| self.todo.remove(found)) else { break };
-                // It may stand here twice, if somebody waited for it.
-                if self.data.state(piece) != State::Absent {
+                // A piece may be listed twice, if a reader waited for it.
+                if self.data.state(piece) != PieceState::Absent {
                     continue;
                 }
-                self.data.set(piece, State::Coming);
+                self.data.set(piece, PieceState::Coming);
                 self.pending += 1;
                 self.sources[at].ask(piece, self.data.pieces.bytes(piece));
                 pieces.push(piece);
@@ -309,7 +309,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// Takes in what a source says.
+    /// Handles a message of a source.
     fn hear(
         &mut self,
         at: usize,
@@ -323,7 +323,7 @@ impl Fetch<'_> {
             News::Holding(bits) => source.has = bits,
             News::Gone(why) => return self.lose(at, &why),
             News::Piece(piece, bytes) => {
-                // What comes of a source that was given up counts no more.
+                // A message of a source that was given up counts no more.
                 if source.wants.is_none() {
                     return Ok(());
                 }
@@ -340,12 +340,12 @@ impl Fetch<'_> {
                         (0, have) => Err(ContentError::Lost {
                             why: format!("it sends {have} of {want} bytes of piece {piece}"),
                         }),
-                        // It had it, and has it no more.
+                        // The source had the piece, and has it no more.
                         (_, 0) => Ok(()),
                         _ => self.lose(at, "it sends pieces of a wrong length"),
                     };
                 }
-                // There is room: nothing is heard where there is none.
+                // There is room: nothing is received where there is none.
                 let gone = |_| ContentError::disk(&self.data, io::Error::other("no writer"));
                 jobs.try_send((at, piece, bytes)).map_err(gone)?;
             }
@@ -353,7 +353,7 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Takes in what the disk says.
+    /// Handles a result of the disk's threads.
     fn take(&mut self, result: Outcome) -> Result<(), ContentError> {
         match result {
             Outcome::Checked { right: true, .. } => self.pending -= 1,
@@ -385,14 +385,14 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// A piece has not come, and has to be asked for again.
+    /// Asks again for a piece that has not come.
     fn again(&mut self, piece: u32) {
         self.pending -= 1;
-        self.data.set(piece, State::Absent);
+        self.data.set(piece, PieceState::Absent);
         self.want(piece, true);
     }
 
-    /// Goes on without a source; without the coordinator it does not go on.
+    /// Continues without a source; without the coordinator the fetch fails.
     fn lose(&mut self, at: usize, why: &str) -> Result<(), ContentError> {
         let source = &mut self.sources[at];
         source.wants = None;
@@ -407,12 +407,12 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Goes on without those that are silent, and at the end without those for which all others wait. While
-    /// the disk is `busy`, nobody is listened to.
+    /// Continues without sources that are silent, and at the end without those for which all others wait. While the
+    /// disk is `busy`, nothing is received from any.
     fn silent(&mut self, busy: bool) -> Result<(), ContentError> {
         let coordinator = &self.sources[0];
         let over = !busy && self.todo.is_empty() && coordinator.asked.is_empty();
-        // One that was never asked may well be faster.
+        // A coordinator that was never asked may well be faster.
         let fast = if coordinator.best == 0 { u64::MAX } else { coordinator.best / 2 };
         for at in 0..self.sources.len() {
             let source = &mut self.sources[at];
@@ -429,7 +429,7 @@ impl Fetch<'_> {
     }
 }
 
-/// Looks at what comes, and writes it.
+/// Checks the digests of the pieces that come, and writes them.
 fn write(
     data: &Data,
     mut jobs: mpsc::Receiver<(usize, u32, Payload)>,
@@ -441,7 +441,7 @@ fn write(
             false => Outcome::Wrong { source, piece },
             true => match data.write(piece, &bytes) {
                 Ok(()) => {
-                    // A keeper that ended has said why, when it is asked for.
+                    // A keeper that ended reports its error when its result is taken.
                     match keeping.send(piece) {
                         Ok(()) => Outcome::Written { source, piece },
                         Err(_) => Outcome::Failed(io::Error::other("the disk keeps no more")),

@@ -1,4 +1,5 @@
-//! Where pieces come from: the coordinator, which called us, and devices, which we call.
+//! Where pieces come from: the coordinator, which calls this device, and other devices, which it
+//! calls.
 
 use super::ContentError;
 use crate::tasks::lock;
@@ -19,52 +20,52 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-/// Messages of wants that wait for the network.
+/// Messages of wants that may wait for the network.
 pub(super) const WANTS: usize = 64;
-/// For a coordinator to call, once it was told that we need the model.
+/// How long a coordinator may take to call, once it knows that the model is needed.
 const CALL: Duration = Duration::from_secs(15);
-/// Between two messages of a coordinator that prepares a manifest, or sends it.
+/// The longest time between two messages of a coordinator that prepares a manifest, or sends it.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Calls to a device that has nothing, or is not there,
+/// How often a device is called that has no pieces yet, or cannot be reached.
 const CALLS: u32 = 60;
-/// and the time between.
+/// The time between two such calls.
 const AGAIN: Duration = Duration::from_millis(500);
-/// For a connection to a device.
+/// How long a connection to a device may take.
 const DIAL: Duration = Duration::from_secs(3);
 
-/// A coordinator that has called [`Supply`](v1::worker_server::Worker::supply).
-pub(crate) struct Supply {
+/// A coordinator that has called [`supply`](v1::worker_server::Worker::supply).
+pub(crate) struct ModelServer {
     pub(crate) incoming: Streaming<v1::Supplied>,
     pub(crate) wants: mpsc::Sender<v1::Wants>,
 }
 
-/// Where a coordinator that calls is waited for.
+/// The place where a task waits for a coordinator to call.
 #[derive(Default)]
-pub(crate) struct Desk(Mutex<Option<oneshot::Sender<Supply>>>);
+pub(crate) struct ModelServerSlot(Mutex<Option<oneshot::Sender<ModelServer>>>);
 
-impl Desk {
-    /// Waits from now on; who waited before waits no more.
-    pub(crate) fn wait(&self) -> oneshot::Receiver<Supply> {
+impl ModelServerSlot {
+    /// Waits from now on; an earlier task that waited waits no more.
+    pub(crate) fn wait(&self) -> oneshot::Receiver<ModelServer> {
         let (sender, receiver) = oneshot::channel();
         *lock(&self.0) = Some(sender);
         receiver
     }
 
-    /// A coordinator has called. Gives the stream in which it is told what is wanted; nothing where
-    /// nobody waits.
+    /// Hands a coordinator that has called to the task that waits. Returns the stream that says
+    /// what is wanted; none where no task waits.
     pub(crate) fn arrive(
         &self,
         incoming: Streaming<v1::Supplied>,
     ) -> Option<ReceiverStream<v1::Wants>> {
         let waiting = lock(&self.0).take()?;
         let (wants, asked) = mpsc::channel(WANTS);
-        waiting.send(Supply { incoming, wants }).ok()?;
+        waiting.send(ModelServer { incoming, wants }).ok()?;
         Some(ReceiverStream::new(asked))
     }
 }
 
-/// The next thing that a coordinator sends.
-async fn next(supply: &mut Supply) -> Result<Event, ContentError> {
+/// The next event that a coordinator sends.
+async fn next(supply: &mut ModelServer) -> Result<Event, ContentError> {
     let silent = |_| ContentError::Silent { after: SILENCE };
     let lost = |status| ContentError::Lost { why: from_status(&status).to_string() };
     loop {
@@ -76,11 +77,11 @@ async fn next(supply: &mut Supply) -> Result<Event, ContentError> {
     }
 }
 
-/// Waits for the coordinator and what it offers, which must be the model of this fingerprint.
+/// Waits for the coordinator's call and its offer, which must be the model of this fingerprint.
 pub(super) async fn offered(
-    waiting: oneshot::Receiver<Supply>,
+    waiting: oneshot::Receiver<ModelServer>,
     fingerprint: &str,
-) -> Result<(Supply, Digest, u64), ContentError> {
+) -> Result<(ModelServer, Digest, u64), ContentError> {
     let nobody = ContentError::NoCall { after: CALL };
     let Ok(Ok(mut supply)) = timeout(CALL, waiting).await else { return Err(nobody) };
     loop {
@@ -93,7 +94,7 @@ pub(super) async fn offered(
                 let wrong = || ContentError::Other { want: fingerprint.to_owned(), have: other };
                 return Ok((supply, content.ok_or_else(wrong)?, manifest_bytes));
             }
-            // Nothing was asked for.
+            // Nothing of this was asked for.
             Event::Manifest(_) | Event::Piece(_) | Event::Holding(_) => {}
         }
     }
@@ -101,7 +102,7 @@ pub(super) async fn offered(
 
 /// Asks for the manifest of `content`, which has `length` bytes.
 pub(super) async fn manifest(
-    supply: &mut Supply,
+    supply: &mut ModelServer,
     content: Digest,
     length: u64,
 ) -> Result<(Manifest, Vec<u8>), ContentError> {
@@ -126,15 +127,15 @@ pub(super) async fn manifest(
     Ok((Manifest::from_bytes(&bytes)?, bytes))
 }
 
-/// What a source says.
+/// A message of a source.
 pub(super) enum News {
-    /// It is there, and hears what is wanted.
+    /// The source is connected, and takes wants.
     Joined(mpsc::Sender<v1::Wants>),
-    /// A piece; no bytes if it has none.
+    /// A piece; no bytes if the source does not have it.
     Piece(u32, Payload),
-    /// Which pieces it has.
+    /// A bit for each piece that the source has.
     Holding(Vec<u8>),
-    /// It is not there, or not any more.
+    /// The source cannot be reached, or not any more; the reason, for people.
     Gone(String),
 }
 
@@ -145,7 +146,7 @@ pub(crate) struct Neighbour {
     pub(crate) address: String,
 }
 
-/// Passes on what a source says, until it says no more or nobody listens.
+/// Passes on the messages of a source, until it ends or nobody listens.
 pub(super) async fn listen(
     source: usize,
     mut incoming: Streaming<v1::Supplied>,
@@ -168,7 +169,7 @@ pub(super) async fn listen(
     }
 }
 
-/// Connects to a device as soon as it has the model, and passes on what it says.
+/// Connects to a device as soon as it has the model, and passes on its messages.
 pub(super) async fn join(
     source: usize,
     peer: Neighbour,
@@ -184,7 +185,7 @@ pub(super) async fn join(
                 }
                 return;
             }
-            // All are placed at the same time, and not all know the model at once.
+            // All devices are placed at the same time, and not all have the manifest at once.
             Err(why) => tracing::debug!(peer = %peer.name, why, "has no pieces yet"),
         }
         tokio::time::sleep(AGAIN).await;

@@ -1,9 +1,9 @@
 //! Directories of models that this device has itself.
 //!
-//! A plan names a model by its fingerprint, which is of a sample of the weights. So what such a directory
-//! holds is compared with the coordinator's manifest, each piece before it is computed with or given away. A
-//! coordinator is asked for its manifest once in the life of a process; what was found right is kept in the
-//! cache, with the files that it was found in.
+//! A plan names a model by its fingerprint, which is of a sample of the weights. So what such a directory holds is
+//! compared with the coordinator's manifest, each piece before it is computed with or given away. A coordinator is
+//! asked for its manifest once in the life of a process; what was found right is stored in the cache, with the files
+//! in which it was found.
 
 use super::{ContentError, cache::Cache, links};
 use crate::{
@@ -24,23 +24,23 @@ use tokio::sync::oneshot;
 
 /// The directories that were compared in the life of this process, by fingerprint.
 #[derive(Default)]
-pub(crate) struct Own(Mutex<HashMap<String, Known>>);
+pub(crate) struct ProvenModels(Mutex<HashMap<String, Known>>);
 
-/// One of them.
+/// A directory that was compared: its content, and the proof.
 #[derive(Clone)]
 struct Known {
     content: Digest,
     proof: Arc<Proof>,
 }
 
-impl Own {
+impl ProvenModels {
     fn get(&self, model: &ModelDir) -> Option<Known> {
         lock(&self.0).get(model.files_fingerprint()).cloned()
     }
 }
 
-/// Has `model` compared before it is read, if the manifest is known: in the same files as before, or
-/// in others. False if the coordinator has to be asked.
+/// Has `model` compared with its manifest as it is read, if that is known: the same files as before, or others. False
+/// if the coordinator has to be asked.
 pub(crate) async fn prove_again(
     core: &Arc<Core>,
     model: &Arc<ModelDir>,
@@ -60,11 +60,11 @@ pub(crate) async fn prove_again(
     proven.await?
 }
 
-/// Has `model` compared before it is read, with the manifest of the coordinator that was told to call.
+/// Has `model` compared as it is read, with the manifest of the coordinator that was asked to call.
 pub(crate) async fn prove(
     core: &Arc<Core>,
     model: &Arc<ModelDir>,
-    waiting: oneshot::Receiver<links::Supply>,
+    waiting: oneshot::Receiver<links::ModelServer>,
 ) -> Result<(), WorkerError> {
     let (mut supply, content, length) = links::offered(waiting, model.files_fingerprint()).await?;
     let shared = core.clone();
@@ -103,7 +103,7 @@ fn begin(
     Ok(())
 }
 
-/// Compares what no loading reads, and keeps what was found.
+/// Compares the tables, which no loading reads, and stores what was found.
 pub(crate) async fn finish(core: &Arc<Core>, model: &Arc<ModelDir>) -> Result<(), WorkerError> {
     let (shared, model) = (core.clone(), model.clone());
     let finished = blocking(move || {

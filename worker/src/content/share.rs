@@ -22,29 +22,29 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming, service::interceptor::InterceptedService};
 
-/// Devices that are served at one time; others go to the coordinator.
+/// The most devices that are served at one time; others go to the coordinator.
 pub(crate) const CALLERS: usize = 16;
-/// Pieces that wait for the network, for each of them.
+/// Pieces that may wait for the network, for each of them.
 const AHEAD: usize = 2;
-/// The largest message: 256 numbers of pieces.
+/// The most bytes of a message: 256 numbers of pieces.
 const MESSAGE_BYTES: usize = 16 << 10;
-/// For a device that calls to say what it wants.
+/// How long a device that calls may take to say what it wants.
 const FIRST: Duration = Duration::from_secs(5);
-/// Between two looks at whether there is more.
+/// The time between two checks for more pieces.
 const TELL: Duration = Duration::from_millis(250);
 
-/// What there is for other devices.
+/// The pieces that this device can give to others.
 #[derive(Clone)]
 pub(crate) enum Shared {
-    /// What has come into the cache.
+    /// The data that has come into the cache.
     Cached(Arc<Data>),
-    /// A directory of our own. Each piece is compared with the manifest before it is given, and again by
-    /// whoever takes it.
+    /// A model directory of this device. Each piece is compared with the manifest before it is given, and again by
+    /// the device that takes it.
     Own(Arc<ModelDir>, Arc<Pieces>),
 }
 
 impl Shared {
-    /// A directory of our own.
+    /// The pieces of a model directory of this device.
     pub(crate) fn own(model: Arc<ModelDir>) -> Result<Self, ModelError> {
         let pieces = Arc::new(model.pieces()?);
         Ok(Self::Own(model, pieces))
@@ -57,7 +57,7 @@ impl Shared {
         }
     }
 
-    /// Bits of what is there, and a number that grows.
+    /// A bit for each piece that is there, and a number that grows when there are more.
     fn holding(&self) -> (u64, Vec<u8>) {
         match self {
             Self::Cached(data) => data.holding(),
@@ -71,7 +71,7 @@ impl Shared {
         }
     }
 
-    /// A piece; nothing if it is not there, cannot be read or is not what it should be.
+    /// The bytes of a piece; empty if it is not there, cannot be read or has a wrong digest.
     fn read(&self, piece: u32) -> Vec<u8> {
         match self {
             Self::Cached(data) => data.read(piece).ok().flatten().unwrap_or_default(),
@@ -89,14 +89,14 @@ impl Shared {
     }
 }
 
-/// The service for other devices.
+/// The service that gives pieces to other devices.
 pub(crate) struct Share(Arc<Core>);
 
-type Gate = fn(Request<()>) -> Result<Request<()>, Status>;
+type Interceptor = fn(Request<()>) -> Result<Request<()>, Status>;
 
 impl Share {
-    /// The service as it is served: devices only.
-    pub(crate) fn service(core: Arc<Core>) -> InterceptedService<ContentServer<Self>, Gate> {
+    /// The service as it is served: only devices may call it.
+    pub(crate) fn service(core: Arc<Core>) -> InterceptedService<ContentServer<Self>, Interceptor> {
         let service = ContentServer::new(Self(core)).max_decoding_message_size(MESSAGE_BYTES);
         InterceptedService::new(service, |request| {
             require(Role::Device, &request)?;
@@ -132,7 +132,7 @@ impl Content for Share {
         tracing::debug!(%peer, "gives pieces of the model");
         let (supplied, stream) = mpsc::channel(AHEAD);
         self.0.tasks.spawn(async move {
-            // Whoever fetches goes on without us.
+            // The caller goes on without this device.
             if let Err(status) = serve(shared, wants, &supplied, place).await {
                 tracing::debug!(%status, "gives no more pieces");
             }
@@ -141,7 +141,7 @@ impl Content for Share {
     }
 }
 
-/// Gives what is wanted, piece by piece, and tells what there is.
+/// Gives the wanted pieces, one by one, and reports which pieces are there.
 async fn serve(
     shared: Shared,
     mut wants: Streaming<v1::Wants>,

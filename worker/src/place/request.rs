@@ -1,16 +1,16 @@
-//! What a device is asked to place.
+//! The request of a placement, checked.
 
 use crate::{content::links::Neighbour, error::WorkerError, ring::PeerAddress};
 use galaxy_common::{Bytes, DeviceName, DevicePlan, Epoch, LinkType, Plan, Rank};
 use galaxy_proto::v1;
 use std::sync::Arc;
 
-/// A plan for the largest cluster has some ten KB.
+/// The most bytes of a plan: one for the largest cluster has some ten KB.
 const MAX_PLAN_BYTES: usize = 4 << 20;
-/// Devices that are asked for pieces of the model, those that follow in the ring first.
+/// The most devices that are asked for pieces of the model, those that follow in the ring first.
 const NEIGHBOURS: usize = 8;
 
-/// A request that was checked as far as that goes without files.
+/// A request that was checked as far as possible without files.
 pub(crate) struct Request {
     pub(super) epoch: Epoch,
     pub(crate) rank: Rank,
@@ -21,7 +21,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads it, on the device of this name, which may take plain links or not.
+    /// Reads a request, on the device of this name, which may take plain links or not.
     pub(crate) fn read(
         own: &DeviceName,
         takes_plain: bool,

@@ -1,14 +1,15 @@
-//! Those who dial us: each says hello, and waits until we are placed in the epoch that it names.
+//! Connections that other devices make: each sends a hello, and waits until this device is placed in the epoch that
+//! it names.
 
 use super::{
-    hello::{Answer, Greeting, HELLO_BYTES, Hello, ProbeHello},
+    handshake::{Answer, Greeting, HANDSHAKE_BYTES, Handshake, ProbeHandshake},
     quic::{Connection, Quic, QuicPipe},
     stream::Stream,
 };
 use galaxy_common::{DeviceName, Epoch, LinkType, Rank};
 use galaxy_proto::{
     channel::ConnectError,
-    door::{Peer, Room, Sampled, Seats, counted},
+    door::{AdmissionLimits, Peer, Sampled, Seats, counted},
     identity::{Identity, Role},
 };
 use std::{
@@ -25,24 +26,25 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// Arrivals at one time: some for each device that a plan can have, so that all may come before we are
-/// placed, and few of them that one holds.
-const ARRIVALS: Room = Room { most: 2 * galaxy_common::plan::MAX_DEVICES, each: 8 };
-/// Without TLS nobody is known, and all devices of a machine have one address.
-const PLAIN: Room = Room { most: 256, each: 128 };
-/// For a hello to come.
-const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// For our own placement to come. The coordinator places all devices at once.
+/// Arrivals at one time: some for each device that a plan can have, so that all may come before this device is
+/// placed, and few for each, so that none holds them all.
+const ARRIVALS: AdmissionLimits =
+    AdmissionLimits { most: 2 * galaxy_common::plan::MAX_DEVICES, each: 8 };
+/// Arrivals without TLS at one time: no peer is known by name, and all devices of a machine have one address.
+const PLAIN: AdmissionLimits = AdmissionLimits { most: 256, each: 128 };
+/// How long a hello may take to come.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long this device's own placement may take to come. The coordinator places all devices at once.
 const PARK_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Who arrives, as far as it is known.
+/// The peer that arrives, as far as it is known.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Who {
     Device(DeviceName),
     Address(IpAddr),
 }
 
-/// A place of who arrives, given back on drop.
+/// The place of a peer that arrives, given back on drop.
 struct Seat {
     seats: Arc<Mutex<Seats<Who>>>,
     who: Who,
@@ -54,61 +56,61 @@ impl Drop for Seat {
     }
 }
 
-/// The ring's side of the door.
+/// Takes the connections of ring links, and makes those that this device dials.
 #[derive(Clone)]
 pub struct Ring {
     pub(super) expected: Arc<watch::Sender<Expected>>,
-    /// Our address for links that we dial, if not any will do.
+    /// The local address of links that this device dials, if not any will do.
     from: Option<IpAddr>,
     arrivals: Arc<Mutex<Seats<Who>>>,
     plain: Arc<Mutex<Seats<Who>>>,
     refusals: Arc<Sampled>,
-    /// When the first certificate of a link ends, of the epoch whose links were formed last.
+    /// When the first certificate of a link ends, for the epoch whose links were formed last.
     ends: Arc<Mutex<Option<(Epoch, Instant)>>>,
-    /// Who measures links for those that ask; nobody until [`Ring::probes`] was called.
+    /// Takes devices that want to measure the link; none until [`Ring::probes`] was called.
     probes: Arc<Mutex<Option<mpsc::Sender<ProbeArrival>>>>,
-    /// Nothing until [`Ring::open_quic`] was called.
+    /// The socket for QUIC; empty until [`Ring::open_quic`] was called.
     quic: Arc<OnceLock<Quic>>,
 }
 
-/// A device that wants to measure the link; waits to be welcomed.
+/// A device that wants to measure the link, and waits to be welcomed.
 pub(crate) struct ProbeArrival {
     stream: Incoming,
 }
 
 impl ProbeArrival {
-    /// Says yes.
+    /// Welcomes the device.
     ///
     /// # Errors
-    /// When nobody listens there any more.
+    /// When it does not listen any more.
     pub(crate) async fn welcome(self) -> io::Result<Stream> {
         self.stream.welcome().await
     }
-    /// Says that it cannot be now.
+    /// Answers that the link cannot be measured now.
     pub(crate) async fn send_away(mut self) {
-        drop(timeout(HELLO_DEADLINE, self.stream.answer(Answer::Busy)).await);
+        drop(timeout(HANDSHAKE_DEADLINE, self.stream.answer(Answer::Busy)).await);
     }
 }
 
-/// Whom we expect.
+/// The devices whose links are expected.
 #[derive(Clone)]
 pub(super) struct Expected {
     pub(super) epoch: Epoch,
     pub(super) plan: [u8; 32],
     pub(super) from: Vec<(Rank, DeviceName)>,
     pub(super) link: LinkType,
-    /// The epoch was cancelled, or its placement failed.
+    /// Whether the epoch was cancelled, or its placement failed.
     pub(super) closed: bool,
     pub(super) arrived: mpsc::Sender<Arrival>,
 }
 
-/// Someone who was expected and is here; waits to be welcomed.
+/// A device that was expected and is here, and waits to be welcomed.
 pub(super) struct Arrival {
     pub(super) from: Rank,
     pub(super) stream: Incoming,
 }
 
-/// Any kind of connection.
+/// A connection of any transport.
 pub(super) enum Incoming {
     Tls(Box<TlsStream<TcpStream>>),
     Plain(TcpStream),
@@ -116,12 +118,12 @@ pub(super) enum Incoming {
 }
 
 impl Incoming {
-    async fn hello(&mut self) -> io::Result<[u8; HELLO_BYTES]> {
-        let mut bytes = [0; HELLO_BYTES];
+    async fn handshake(&mut self) -> io::Result<[u8; HANDSHAKE_BYTES]> {
+        let mut bytes = [0; HANDSHAKE_BYTES];
         match self {
             Self::Tls(stream) => stream.read_exact(&mut bytes).await?,
             Self::Plain(stream) => stream.read_exact(&mut bytes).await?,
-            Self::Quic(pipe) => return pipe.hello().await,
+            Self::Quic(pipe) => return pipe.handshake().await,
         };
         Ok(bytes)
     }
@@ -137,9 +139,9 @@ impl Incoming {
         }
     }
 
-    /// Says yes, and hands the connection to threads that block.
+    /// Answers with a welcome, and hands the connection to threads that block.
     pub(super) async fn welcome(mut self) -> io::Result<Stream> {
-        timeout(HELLO_DEADLINE, self.answer(Answer::Welcome)).await??;
+        timeout(HANDSHAKE_DEADLINE, self.answer(Answer::Welcome)).await??;
         match self {
             Self::Plain(stream) => Stream::plain(stream),
             Self::Quic(pipe) => Ok(Stream::Quic(*pipe)),
@@ -191,7 +193,7 @@ impl Ring {
         ends.filter(|(of, _)| *of == epoch).map(|(_, at)| at)
     }
 
-    /// Our address for calls to other devices over TCP, if not any will do.
+    /// The local address of calls to other devices over TCP, if not any will do.
     pub(crate) fn dials_from(&self) -> Option<IpAddr> {
         self.from
     }
@@ -199,7 +201,7 @@ impl Ring {
     pub async fn arrive(self, peer: Peer, stream: TlsStream<TcpStream>) {
         self.take(peer, Incoming::Tls(Box::new(stream))).await;
     }
-    /// Takes a connection that came without.
+    /// Takes a connection that came without TLS.
     pub async fn arrive_plain(self, peer: Peer, stream: TcpStream) {
         self.take(peer, Incoming::Plain(stream)).await;
     }
@@ -208,21 +210,21 @@ impl Ring {
     pub(super) async fn arrive_quic(self, peer: Peer, pipe: QuicPipe) {
         self.take(peer, Incoming::Quic(Box::new(pipe))).await;
     }
-    /// Takes the stream that a peer opens over the connection that we made.
+    /// Takes the stream that a peer opens over the connection that this device made.
     pub(super) async fn arrive_again(self, connection: Connection) {
-        // Without one it does not come, and whoever waits for it says so.
+        // Without a stream the link does not come, and the task that waits for it reports that.
         if let Ok(pipe) = connection.accept().await {
             self.arrive_quic(connection.peer(), pipe).await;
         }
     }
 
-    /// Takes and makes connections over QUIC, too, until [`Ring::close_quic`], or until nobody has
-    /// this ring any more. The socket is one of [`super::bind_quic`]. Once for each ring.
+    /// Takes and makes connections over QUIC, too, until [`Ring::close_quic`], or until this ring is dropped
+    /// everywhere. The socket is one of [`super::bind_quic`]. Once for each ring.
     ///
     /// # Errors
     /// When the system has no thread or timer left.
     pub fn open_quic(&self, socket: UdpSocket, identity: &Identity) -> io::Result<()> {
-        // Who arrives needs not dial: so that a ring does not keep itself alive.
+        // Arrivals need not dial: so a ring does not keep itself alive.
         let arrivals = Self { quic: Arc::default(), ..self.clone() };
         let opened = Quic::open(socket, identity, arrivals)?;
         self.quic.set(opened).map_err(|_| io::ErrorKind::AlreadyExists.into())
@@ -249,17 +251,16 @@ impl Ring {
         }
     }
 
-    /// Those who want to measure the link, from now on. One of them waits at most.
+    /// The devices that want to measure the link, from now on. At most one of them waits.
     pub(crate) fn probes(&self) -> mpsc::Receiver<ProbeArrival> {
         let (arrived, arrivals) = mpsc::channel(1);
         *self.probes.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrived);
         arrivals
     }
 
-    /// Takes one who wants to measure the link: a device of the cluster, by its certificate, or
-    /// anybody where links without TLS are taken. What it may have of us is bounded in time and
-    /// bytes.
-    async fn take_probe(&self, peer: Peer, hello: ProbeHello, mut stream: Incoming) {
+    /// Takes a device that wants to measure the link: one of the cluster, by its certificate, or any peer where links
+    /// without TLS are taken. What it may use of this device is bounded in time and bytes.
+    async fn take_probe(&self, peer: Peer, hello: ProbeHandshake, mut stream: Incoming) {
         let answer = match &peer.identity {
             Some((name, Role::Device)) if *name == hello.name => Answer::Busy,
             None if matches!(stream, Incoming::Plain(_)) => Answer::Busy,
@@ -278,10 +279,10 @@ impl Ring {
             }
         }
         self.refused(&peer, &format!("to measure it: {answer:?}"));
-        drop(timeout(HELLO_DEADLINE, stream.answer(answer)).await);
+        drop(timeout(HANDSHAKE_DEADLINE, stream.answer(answer)).await);
     }
 
-    /// A place for `peer`, if there is one for it.
+    /// A place for `peer`; none if all that it may have are taken.
     fn seat(&self, peer: &Peer, plain: bool) -> Option<Seat> {
         let seats = if plain { &self.plain } else { &self.arrivals };
         let who = match &peer.identity {
@@ -298,7 +299,7 @@ impl Ring {
         }
     }
 
-    /// Says that a link was refused: of many, of some.
+    /// Logs that a link was refused: of many, only some.
     fn refused(&self, peer: &Peer, why: &dyn std::fmt::Display) {
         if let Some(left_out) = self.refusals.take() {
             tracing::warn!(%peer, %why, left_out, "refused a ring link");
@@ -307,7 +308,7 @@ impl Ring {
 
     async fn take(self, peer: Peer, mut stream: Incoming) {
         let Some(_seat) = self.seat(&peer, matches!(stream, Incoming::Plain(_))) else { return };
-        let hello = match timeout(HELLO_DEADLINE, stream.hello()).await {
+        let hello = match timeout(HANDSHAKE_DEADLINE, stream.handshake()).await {
             Ok(Ok(bytes)) => Greeting::decode(&bytes),
             Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no hello came"),
         };
@@ -325,17 +326,17 @@ impl Ring {
         let answer = judge(&expected, &hello, &peer, matches!(stream, Incoming::Plain(_)));
         if answer == Answer::Welcome {
             let arrival = Arrival { from: hello.from, stream };
-            // Full or closed: that epoch's links stand, or it was given up.
+            // The channel is full or closed: the links of that epoch are formed, or it was given up.
             drop(expected.arrived.try_send(arrival));
         } else {
             self.refused(&peer, &format!("epoch {}: {answer:?}", hello.epoch));
-            drop(timeout(HELLO_DEADLINE, stream.answer(answer)).await);
+            drop(timeout(HANDSHAKE_DEADLINE, stream.answer(answer)).await);
         }
     }
 }
 
-/// Whether someone may link: a ring takes only the devices of its plan.
-fn judge(expected: &Expected, hello: &Hello, peer: &Peer, plain: bool) -> Answer {
+/// Whether a peer may link: a ring takes only the devices of its plan.
+fn judge(expected: &Expected, hello: &Handshake, peer: &Peer, plain: bool) -> Answer {
     if hello.epoch != expected.epoch || expected.closed {
         return Answer::Stale;
     }
@@ -358,7 +359,7 @@ fn judge(expected: &Expected, hello: &Hello, peer: &Peer, plain: bool) -> Answer
 mod tests {
     use super::*;
 
-    /// Whoever fills what it may have waits for its own.
+    /// A peer that takes all places that it may have waits for its own.
     #[test]
     fn one_device_does_not_take_the_places_of_others() {
         let ring = Ring::default();
@@ -388,26 +389,26 @@ mod tests {
             closed: false,
             arrived: mpsc::channel(1).0,
         };
-        let hello = Hello { epoch: Epoch(3), from: Rank(1), plan: [1; 32], name: name("b") };
+        let hello = Handshake { epoch: Epoch(3), from: Rank(1), plan: [1; 32], name: name("b") };
         let peer = |identity| Peer { identity, address: ([127, 0, 0, 1], 1).into() };
         let device = |text: &str| peer(Some((name(text), Role::Device)));
-        let judged = |hello: &Hello, peer: &Peer| judge(&expected, hello, peer, false);
+        let judged = |hello: &Handshake, peer: &Peer| judge(&expected, hello, peer, false);
 
         assert_eq!(judged(&hello, &device("b")), Answer::Welcome);
-        // A device of the cluster that lends itself another's name, and one that is not in the plan.
+        // A device of the cluster that uses another's name, and one that is not in the plan.
         assert_eq!(judged(&hello, &device("c")), Answer::WrongName);
-        let c = Hello { name: name("c"), ..hello.clone() };
+        let c = Handshake { name: name("c"), ..hello.clone() };
         assert_eq!(judged(&c, &device("c")), Answer::WrongName);
         let client = peer(Some((name("b"), Role::Client)));
         assert_eq!(judged(&hello, &client), Answer::WrongName);
         assert_eq!(judged(&hello, &peer(None)), Answer::WrongName);
-        let other_rank = Hello { from: Rank(2), ..hello.clone() };
+        let other_rank = Handshake { from: Rank(2), ..hello.clone() };
         assert_eq!(judged(&other_rank, &device("b")), Answer::WrongName);
-        let stale = Hello { epoch: Epoch(2), ..hello.clone() };
+        let stale = Handshake { epoch: Epoch(2), ..hello.clone() };
         assert_eq!(judged(&stale, &device("b")), Answer::Stale);
-        let other = Hello { plan: [2; 32], ..hello.clone() };
+        let other = Handshake { plan: [2; 32], ..hello.clone() };
         assert_eq!(judged(&other, &device("b")), Answer::OtherPlan);
-        // An epoch that was cancelled is over: that is no fault of who comes late.
+        // An epoch that was cancelled is over: that is no fault of a device that comes late.
         expected.closed = true;
         assert_eq!(judge(&expected, &hello, &device("b"), false), Answer::Stale);
     }

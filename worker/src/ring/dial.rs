@@ -1,9 +1,9 @@
-//! Dialling a peer, for a ring or to measure the link: connect, say hello, be welcomed.
+//! Dialling a peer, for a ring or to measure the link: connects, sends a hello, and is welcomed.
 
 use super::{
     arrival::Ring,
     form::{PeerAddress, RingError},
-    hello::{Answer, HELLO_BYTES, ProbeHello, WELCOME_BYTES},
+    handshake::{Answer, HANDSHAKE_BYTES, ProbeHandshake, WELCOME_BYTES},
     quic::{self, Connection},
     stream::Stream,
 };
@@ -19,44 +19,45 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-/// Between attempts to reach a peer that is not there yet.
+/// The pause between attempts to reach a peer that is not there yet.
 const RETRY: Duration = Duration::from_millis(200);
-/// For one attempt, without the peer's placement.
+/// How long one attempt may take, without the peer's placement.
 const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// A link to be dialled.
 pub(super) struct Dial {
-    pub hello: [u8; HELLO_BYTES],
+    pub handshake: [u8; HANDSHAKE_BYTES],
     pub to: DeviceName,
     pub at: PeerAddress,
     pub link: LinkType,
-    /// Where the peer has connected already, for its link to us.
+    /// The connection that the peer made already, for its link to this device.
     pub over: Option<Connection>,
     pub identity: Identity,
     pub ring: Ring,
 }
 
 impl Ring {
-    /// Dials a peer to measure the link to it. Once: who is there now is measured.
+    /// Dials a peer to measure the link to it. Tries once: a peer that is not there now is not
+    /// measured.
     ///
     /// # Errors
     /// When it cannot be reached, or refuses.
     pub(crate) async fn dial_probe(
         &self,
         identity: &Identity,
-        hello: &ProbeHello,
+        hello: &ProbeHandshake,
         to: DeviceName,
         at: PeerAddress,
         link: LinkType,
     ) -> Result<Stream, RingError> {
         let (identity, ring) = (identity.clone(), self.clone());
-        let dial = Dial { hello: hello.encode(), to, at, link, over: None, identity, ring };
+        let dial = Dial { handshake: hello.encode(), to, at, link, over: None, identity, ring };
         let once = dial.once(Instant::now() + ATTEMPT).await;
         once.map_err(|(Failure::Again(error) | Failure::Final(error))| error)
     }
 }
 
-/// What may help to try again.
+/// The error of an attempt to dial, and whether another attempt may help.
 enum Failure {
     Again(RingError),
     Final(RingError),
@@ -113,7 +114,7 @@ impl Dial {
                 };
                 let greeted = async {
                     let mut pipe = connection.open().await.map_err(quic::lost)?;
-                    let answer = timeout_at(deadline, pipe.greet(&self.hello)).await??;
+                    let answer = timeout_at(deadline, pipe.greet(&self.handshake)).await??;
                     Ok((pipe, answer))
                 };
                 let (pipe, answer) = greeted.await.map_err(|error| {
@@ -126,13 +127,13 @@ impl Dial {
         }
     }
 
-    /// Says hello. The answer comes once the peer is placed too.
+    /// Sends a hello. The answer comes once the peer is placed too.
     async fn greet(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
         deadline: Instant,
     ) -> io::Result<[u8; WELCOME_BYTES]> {
-        stream.write_all(&self.hello).await?;
+        stream.write_all(&self.handshake).await?;
         stream.flush().await?;
         let mut answer = [0; WELCOME_BYTES];
         timeout_at(deadline, stream.read_exact(&mut answer)).await??;

@@ -1,9 +1,10 @@
-//! Forming the links of an epoch: dial those we send to, welcome those we receive from.
+//! Forms the links of an epoch: dials the devices that this one sends to, welcomes those that it
+//! receives from.
 
 use super::{
     arrival::{Expected, Ring},
     dial::Dial,
-    hello::{Answer, Hello, HelloError},
+    handshake::{Answer, Handshake, HelloError},
     stream::Stream,
 };
 use galaxy_common::{DeviceName, Epoch, LinkType, Plan, Rank};
@@ -12,31 +13,31 @@ use galaxy_proto::{channel::ConnectError, identity::Identity};
 use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
-/// For all links of an epoch to stand. The coordinator places all devices at once; those that
-/// answer late have this long.
+/// How long it may take to form all links of an epoch. The coordinator places all devices at once;
+/// those that answer late have this long.
 const FORM_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Where a peer is reached.
 #[derive(Clone, Debug)]
 pub struct PeerAddress {
-    /// host:port of its worker.
+    /// The address of its worker, as host:port.
     pub address: String,
     /// Port of its plain ring links, on the same host; 0 where it has none.
     pub plain_port: u16,
 }
 
-/// Why the links do not stand.
+/// Why the links cannot be formed.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// A peer that cannot be reached.
     #[error("no link to device {peer}: {source}")]
     Connect {
-        /// Which.
+        /// The device at the other end.
         peer: DeviceName,
-        /// Why.
+        /// The error of the connection.
         source: ConnectError,
     },
-    /// A peer that refused us.
+    /// A peer that refused the link.
     #[error("device {peer} refused the link: {}", match answer {
         Answer::Stale => "it is in a later epoch, or was told to give this one up",
         Answer::WrongName => "it does not know us as a device of its plan",
@@ -45,39 +46,39 @@ pub enum RingError {
         Answer::Welcome => "it did not",
     })]
     Refused {
-        /// Which.
+        /// The device at the other end.
         peer: DeviceName,
-        /// What it said.
+        /// The reason for which it refused.
         answer: Answer,
     },
-    /// A peer that speaks otherwise.
+    /// A peer whose hello or welcome cannot be read.
     #[error("device {peer} cannot be understood: {source}")]
     Hello {
-        /// Which.
+        /// The device at the other end.
         peer: DeviceName,
-        /// Why.
+        /// What is wrong with its bytes.
         source: HelloError,
     },
-    /// A peer without plain links.
+    /// A peer that takes no plain links.
     #[error("device {peer} takes no plain ring links: start its worker with --plain")]
     NoPlain {
-        /// Which.
+        /// The device at the other end.
         peer: DeviceName,
     },
-    /// Peers that did not come.
+    /// A peer that did not come in time.
     #[error("no link from device {peer} came within {after:?}: is it placed, and can it reach us?")]
     Absent {
-        /// Which.
+        /// The device at the other end.
         peer: DeviceName,
-        /// How long we waited.
+        /// How long this device waited.
         after: Duration,
     },
     /// A socket that failed.
     #[error("the link with device {peer} failed: {source}")]
     Io {
-        /// Which.
+        /// The device at the other end.
         peer: DeviceName,
-        /// Why.
+        /// The error of the socket.
         source: io::Error,
     },
 }
@@ -94,7 +95,7 @@ impl RingError {
             | Self::Io { peer, .. } => peer,
         }
     }
-    /// Whether a later placement may succeed with nobody doing anything.
+    /// Whether a later placement may succeed although nobody changes anything.
     pub fn retryable(&self) -> bool {
         match self {
             Self::Connect { source, .. } => source.retryable(),
@@ -107,24 +108,24 @@ impl RingError {
 
 /// The links that a device needs.
 pub struct Formation {
-    /// Of which epoch.
+    /// The epoch of the links.
     pub epoch: Epoch,
-    /// Our rank.
+    /// The rank of this device.
     pub rank: Rank,
-    /// Digest of the plan.
+    /// The digest of the plan.
     pub digest: [u8; 32],
-    /// The plan.
+    /// The plan of the epoch.
     pub plan: Arc<Plan>,
     /// Where each rank is reached.
     pub peers: Vec<PeerAddress>,
-    /// What links are made of.
+    /// The transport of the links.
     pub link: LinkType,
-    /// All pairs (from, to) of the plan.
+    /// All pairs (from, to) of ranks between which the plan has a link.
     pub links: Vec<(Rank, Rank)>,
 }
 
 impl Ring {
-    /// Forms all links of an epoch. Whoever waits for an earlier epoch is sent away.
+    /// Forms all links of an epoch. Devices that wait for an earlier epoch are sent away.
     ///
     /// # Errors
     /// When a peer cannot be reached, refuses, or does not come in time.
@@ -145,9 +146,9 @@ impl Ring {
                 awaited.push((from, name(from)));
             } else if from == wanted.rank {
                 let hello =
-                    Hello { epoch: wanted.epoch, from, plan: wanted.digest, name: name(from) };
+                    Handshake { epoch: wanted.epoch, from, plan: wanted.digest, name: name(from) };
                 let dial = Dial {
-                    hello: hello.encode(),
+                    handshake: hello.encode(),
                     to: name(to),
                     at: wanted.peers[to.index()].clone(),
                     link: wanted.link,
@@ -165,7 +166,8 @@ impl Ring {
         }
         let (arrived, mut arrivals) = mpsc::channel(awaited.len().max(1));
         self.expected.send_if_modified(|expected| {
-            // A placement that was overtaken or cancelled must not take the place of what is.
+            // A placement that was overtaken or cancelled must not take the place of the current
+            // one.
             let over = wanted.epoch < expected.epoch
                 || (wanted.epoch == expected.epoch && expected.closed);
             if !over {
@@ -188,7 +190,7 @@ impl Ring {
                 Some(dialled) = dials.join_next() => match dialled {
                     Ok(link) => {
                         let (rank, link) = link?;
-                        // Its link to us comes over the same connection.
+                        // The peer's link to this device comes over the same connection.
                         if let Stream::Quic(pipe) = &link
                             && awaited.iter().any(|(awaited, _)| *awaited == rank && rank > wanted.rank)
                         {
@@ -221,7 +223,7 @@ impl Ring {
         gather(to, from).map_err(|(rank, source)| RingError::Io { peer: name(rank), source })
     }
 
-    /// Sends away whoever comes for `epoch` or an earlier one.
+    /// Sends away devices that come for `epoch` or an earlier one.
     pub fn close(&self, epoch: Epoch) {
         self.expected.send_if_modified(|expected| {
             let mine = expected.epoch <= epoch;

@@ -1,19 +1,18 @@
 //! Links over QUIC: one UDP socket for each worker, one connection for each pair of devices, one
 //! stream for each link between them.
 //!
-//! A thread of its own drives the socket and all connections. The threads of lanes wait, parked,
-//! until it has room for what they send or bytes that they receive: much of either, since packets
-//! may come one by one.
+//! A thread of its own drives the socket and all connections. The threads of lanes wait, parked, until it has room
+//! for what they send or bytes that they receive: much of either, since packets may come one by one.
 //!
-//! What is sealed belongs to the transport until the peer has it, so what a lane sends is copied,
-//! at most a window of it and a batch. There are no streams for single tiles: lanes expect tiles in the order
-//! in which they were sent, so that none could overtake another.
+//! Sealed bytes belong to the transport until the peer has them, so what a lane sends is copied, at most a window of
+//! it and a batch. There are no streams for single tiles: lanes expect tiles in the order in which they were sent, so
+//! that none could overtake another.
 
 mod door;
 
 use super::{
     arrival::Ring,
-    hello::{Answer, HELLO_BYTES, WELCOME_BYTES},
+    handshake::{Answer, HANDSHAKE_BYTES, WELCOME_BYTES},
     stream::closed_or,
 };
 use bytes::Bytes;
@@ -60,38 +59,38 @@ const BATCH: usize = 256 << 10;
 /// Bytes for which a lane that reads is woken, unless it wants fewer: of packets that come one by
 /// one, it is not woken for each.
 const ENOUGH: usize = 32 << 10;
-/// Packets that a peer takes before it acknowledges them, fewer than are sent before the first
-/// acknowledgement,
+/// Packets that a peer takes before it acknowledges them: fewer than are sent before the first acknowledgement.
 const UNACKNOWLEDGED: u32 = 8;
-/// and how long it waits for so many at most.
+/// The longest time that a peer waits for so many packets before it acknowledges.
 const LATEST: Duration = Duration::from_millis(5);
-/// Bytes that wait in the system for our thread. It has less work than what a burst brings.
+/// Bytes that wait in the system for the thread of the transport. It has less work than what a burst brings.
 const SOCKET_BUFFER: usize = 4 << 20;
-/// A peer that says nothing is asked whether it is there,
+/// A peer that sends nothing for so long is asked for a sign of life, as over TCP.
 const ASK: Duration = Duration::from_secs(1);
-/// and is lost after this: both as over TCP.
+/// A peer that sends nothing for so long is lost, as over TCP.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Packets begin with what every path carries, and grow to what this one does: 1472 bytes on Ethernet,
-/// this on loopback or in large frames. Ten go into one call of the system, which takes 64 KiB at most.
+/// The largest packet that is tried. Packets begin with what every path carries, and grow to what this one does: 1472
+/// bytes on Ethernet, this on loopback or in large frames. Ten go into one call of the system, which takes 64 KiB at
+/// most.
 const LARGEST_PACKET: u16 = 6500;
 /// The first guess at a round trip: packets that are lost before there is a measurement are sent
 /// again after some of these. For the internet it is three times as much.
 const FIRST_TRIP: Duration = Duration::from_millis(100);
-/// For peers to hear that we end.
+/// How long peers have to take note that this side closes.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(300);
 
 /// The UDP socket of a worker, and the thread that drives it.
 pub(super) struct Quic {
     endpoint: Endpoint,
     runtime: Handle,
-    /// Until it ends.
+    /// The thread, with what stops it; none once it was stopped.
     thread: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
 /// Binds the socket that [`Ring::open_quic`] takes.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.bind(&address.into())?;
@@ -99,7 +98,7 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 impl Quic {
-    /// Serves, and is ready to dial. Whoever comes in is handed to `ring`.
+    /// Serves, and is ready to dial. Streams that peers open are handed to `ring`.
     pub fn open(socket: UdpSocket, identity: &Identity, ring: Ring) -> io::Result<Self> {
         let unfit = |error| io::Error::other(format!("QUIC with this identity: {error}"));
         let transport = Arc::new(transport());
@@ -110,7 +109,7 @@ impl Quic {
         let mut client = ClientConfig::new(Arc::new(tls.map_err(unfit)?));
         client.transport_config(transport);
 
-        // As much as the system grants.
+        // The system grants as much of it as it allows.
         let buffers = SockRef::from(&socket);
         drop(buffers.set_recv_buffer_size(SOCKET_BUFFER));
         drop(buffers.set_send_buffer_size(SOCKET_BUFFER));
@@ -129,7 +128,7 @@ impl Quic {
             runtime.block_on(async {
                 tokio::select! {
                     () = door::accept(served.clone(), ring) => {}
-                    // Told to, or forgotten.
+                    // Stopped, or the handle was dropped.
                     _ = stopping => {}
                 }
                 served.close(VarInt::from_u32(0), b"");
@@ -156,7 +155,7 @@ impl Quic {
             let mut failed = None;
             for found in resolve(address).await? {
                 let connecting = {
-                    // Whoever dials, our thread drives it.
+                    // Whichever thread dials, the thread of the transport drives the connection.
                     let _inside = self.runtime.enter();
                     self.endpoint.connect(found, &name)
                 };
@@ -204,7 +203,7 @@ fn transport() -> TransportConfig {
         .initial_rtt(FIRST_TRIP)
         .mtu_discovery_config(Some(packets))
         .ack_frequency_config(Some(answers))
-        // Each side opens one at most: its link.
+        // Each side opens one stream at most: its link.
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
@@ -220,12 +219,12 @@ fn transport() -> TransportConfig {
 #[derive(Clone)]
 pub(super) struct Connection {
     inner: quinn::Connection,
-    /// Of the thread that drives it.
+    /// The runtime of the thread that drives it.
     runtime: Handle,
 }
 
 impl Connection {
-    /// Opens our stream.
+    /// Opens this side's stream.
     pub async fn open(&self) -> Result<QuicPipe, ConnectionError> {
         let (send, receive) = self.inner.open_bi().await?;
         Ok(QuicPipe { connection: self.clone(), send: Some(send), receive: Some(receive) })
@@ -255,14 +254,14 @@ impl Connection {
         time_left(&self.certificates()?)
     }
 
-    /// Why a handshake that we took for done is not: the peer does not take our certificate.
+    /// Why a handshake that seemed done has failed: the peer does not accept the certificate of this side.
     pub fn refusal(&self, address: &str, to: &DeviceName) -> Option<ConnectError> {
         let error = self.inner.close_reason().filter(|error| alert(error).is_some())?;
         Some(explain(&over_udp(address), to, error, SILENCE))
     }
 }
 
-/// Both ways of a stream. Neither is there any more once it has failed.
+/// Both directions of a stream. Neither exists any more once it has failed.
 pub struct QuicPipe {
     connection: Connection,
     send: Option<SendStream>,
@@ -286,16 +285,16 @@ impl QuicPipe {
         self.receive.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
-    pub(super) async fn hello(&mut self) -> io::Result<[u8; HELLO_BYTES]> {
-        let mut bytes = [0; HELLO_BYTES];
+    pub(super) async fn handshake(&mut self) -> io::Result<[u8; HANDSHAKE_BYTES]> {
+        let mut bytes = [0; HANDSHAKE_BYTES];
         self.receive()?.read_exact(&mut bytes).await.map_err(cut_short)?;
         Ok(bytes)
     }
 
-    /// Says hello, and waits for the answer.
+    /// Sends a hello, and waits for the answer.
     pub(super) async fn greet(
         &mut self,
-        hello: &[u8; HELLO_BYTES],
+        hello: &[u8; HANDSHAKE_BYTES],
     ) -> io::Result<[u8; WELCOME_BYTES]> {
         self.send()?.write_all(hello).await.map_err(unsent)?;
         let mut answer = [0; WELCOME_BYTES];
@@ -307,7 +306,7 @@ impl QuicPipe {
         let send = self.send()?;
         send.write_all(&answer.encode()).await.map_err(unsent)?;
         if answer != Answer::Welcome {
-            // It is the last word: gone with us before the peer has it, if we do not wait.
+            // It is the last message: without the wait it would be gone with this side before the peer has it.
             drop(send.finish());
             drop(send.stopped().await);
         }
@@ -338,8 +337,8 @@ impl QuicPipe {
         }
     }
 
-    /// Hands pieces over. Where there is no room, that of the transport's own thread is waited for
-    /// there: it comes packet by packet, and a lane is woken once, when all are taken.
+    /// Hands pieces to the transport. Where there is no room, a task on the transport's own thread waits for it: room
+    /// comes packet by packet, and a lane is woken once, when all pieces are taken.
     fn hand_over(&mut self, mut batch: Vec<Bytes>, silence: Option<Duration>) -> io::Result<()> {
         let mut left = &mut batch[..];
         let send = self.send()?;
@@ -357,7 +356,7 @@ impl QuicPipe {
         let (done, written) = oneshot::channel();
         self.connection.runtime.spawn(async move {
             let written = send.write_all_chunks(&mut batch[taken..]).await;
-            // Who waits no longer has given the link up.
+            // A lane that waits no longer has given the link up.
             drop(done.send(written.map(|()| send)));
         });
         let written = wait(written, silence)?.map_err(|_| io::ErrorKind::BrokenPipe)?;
@@ -365,7 +364,7 @@ impl QuicPipe {
         Ok(())
     }
 
-    /// Reads what is there; if that is nothing, what comes next, at best all that fits.
+    /// Reads what is there; if that is nothing, waits for what comes next, at best all that fits.
     fn read(&mut self, out: &mut [u8], silence: Option<Duration>) -> io::Result<usize> {
         if let Some(read) = now(self.receive()?.read(out)) {
             return Ok(read.map_err(unread)?.unwrap_or(0));
@@ -383,7 +382,7 @@ impl QuicPipe {
                         came.push(chunk.bytes);
                     }
                     Ok(None) => break,
-                    // Whoever reads on is told.
+                    // The next read returns the error.
                     Err(_) if bytes > 0 => break,
                     Err(error) => return drop(done.send(Err(error))),
                 }
@@ -425,7 +424,7 @@ impl LinkSender for QuicSender {
     }
 }
 
-/// What a lane reads from.
+/// The end from which a lane reads.
 pub(crate) struct QuicReader {
     pipe: QuicPipe,
     silence: Option<Duration>,
@@ -437,7 +436,7 @@ impl QuicReader {
         Self { pipe, silence }
     }
 
-    /// Sends a frame the other way.
+    /// Sends a frame in the other direction.
     pub(super) fn write(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
         self.pipe.write(header, payload, self.silence)
     }
@@ -449,7 +448,7 @@ impl Read for QuicReader {
     }
 }
 
-/// What a future gives at once, if it does.
+/// The result of a future, if it is ready at once.
 fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => Some(done),
@@ -466,7 +465,7 @@ impl Wake for Parked {
     }
 }
 
-/// Waits, on a thread that may block. An error of the kind `TimedOut` after `patience`.
+/// Waits for a future on a thread that may block. An error of the kind `TimedOut` after `patience`.
 fn wait<T>(future: impl Future<Output = T>, patience: Option<Duration>) -> io::Result<T> {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Parked(thread::current())));
@@ -519,12 +518,12 @@ pub(super) fn lost(error: ConnectionError) -> io::Error {
     io::Error::new(kind, error)
 }
 
-/// Addresses in messages: a firewall may let TCP pass and not this.
+/// The address as messages show it: a firewall may let TCP pass and not UDP.
 fn over_udp(address: &str) -> String {
     format!("{address} (UDP)")
 }
 
-/// The alert of TLS that ended a connection, and whether it was ours.
+/// The TLS alert that ended a connection, and whether this side sent it.
 fn alert(error: &ConnectionError) -> Option<(AlertDescription, bool)> {
     let (code, ours) = match error {
         ConnectionError::TransportError(error) => (u64::from(error.code), true),
@@ -536,7 +535,7 @@ fn alert(error: &ConnectionError) -> Option<(AlertDescription, bool)> {
     Some((AlertDescription::from(alert), ours))
 }
 
-/// What a person can do.
+/// The error of a connection, by what a person can do.
 fn explain(
     address: &str,
     to: &DeviceName,

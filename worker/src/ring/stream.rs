@@ -1,5 +1,5 @@
-//! Streams: what a handshake leaves for the threads that drive a link, whatever carries it. Hot
-//! path: no locks, no logging, no allocation of ours for each frame.
+//! Streams: connections after their handshake, as threads that block drive them, whatever the
+//! transport. Hot path: no locks, no logging, no allocation of ours for each frame.
 
 use super::{
     quic::{QuicPipe, QuicReader, QuicSender},
@@ -16,37 +16,36 @@ use std::{
     time::Duration,
 };
 
-/// What stale payloads are read into.
+/// Bytes of the buffer into which stale payloads are read.
 const SCRATCH: usize = 16 << 10;
 
 /// A connection that the async side has set up.
 pub enum Stream {
     /// TCP with TLS. The session may hold bytes that were read with the handshake.
     Tls(TcpStream, Box<Connection>),
-    /// TCP alone.
+    /// TCP without TLS.
     Plain(TcpStream),
     /// A stream of a QUIC connection.
     Quic(QuicPipe),
 }
 
 impl Stream {
-    /// Takes over from tokio.
+    /// Takes over a TCP connection from tokio.
     ///
     /// # Errors
-    /// When the socket cannot be made blocking.
+    /// When the socket cannot be switched to blocking.
     pub fn plain(stream: tokio::net::TcpStream) -> io::Result<Self> {
         Ok(Self::Plain(tcp::blocking(stream)?))
     }
-    /// Takes over from tokio.
+    /// Takes over a TLS connection from tokio.
     ///
     /// # Errors
-    /// When the socket cannot be made blocking.
+    /// When the socket cannot be switched to blocking.
     pub fn tls(stream: tokio::net::TcpStream, session: Connection) -> io::Result<Self> {
         Ok(Self::Tls(tcp::blocking(stream)?, Box::new(session)))
     }
 
-    /// How long the certificate of whoever is at the other end is still valid; nothing where none was
-    /// shown.
+    /// How long the certificate of the peer is still valid; none where the peer showed none.
     pub(super) fn time_left(&self) -> Option<Duration> {
         match self {
             Self::Tls(_, session) => time_left(session.peer_certificates()?),
@@ -55,7 +54,7 @@ impl Stream {
         }
     }
 
-    /// What closes it from anywhere.
+    /// A handle that closes the stream from any thread.
     ///
     /// # Errors
     /// When the system has no descriptor left.
@@ -66,7 +65,7 @@ impl Stream {
         })
     }
 
-    /// The sending end.
+    /// The sending end of a link.
     pub fn sender(self) -> Box<dyn LinkSender> {
         match self {
             Self::Plain(socket) => Box::new(PlainSender { socket }),
@@ -75,7 +74,7 @@ impl Stream {
         }
     }
 
-    /// The receiving end.
+    /// The receiving end of a link.
     pub fn receiver(self) -> Box<dyn LinkReceiver> {
         match self.duplex(None) {
             Duplex::Plain(receiver) => Box::new(receiver),
@@ -84,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Both ends in one hand, for who sends and receives by turns. Every read and every write
+    /// Both ends in one, for a thread that sends and receives by turns. Every read and every write
     /// fails after `silence`, if that is given.
     pub(crate) fn duplex(self, silence: Option<Duration>) -> Duplex {
         if let (Some(_), Self::Tls(socket, _) | Self::Plain(socket)) = (silence, &self) {
@@ -101,18 +100,18 @@ impl Stream {
     }
 }
 
-/// A link that goes both ways, one after the other.
+/// A link in both directions, which take turns.
 pub(crate) enum Duplex {
-    /// TCP alone.
+    /// Over TCP without TLS.
     Plain(Receiver<TcpStream>),
-    /// TCP with TLS.
+    /// Over TCP with TLS.
     Tls(Receiver<TlsReader>),
-    /// QUIC.
+    /// Over a stream of QUIC.
     Quic(Receiver<QuicReader>),
 }
 
 impl Duplex {
-    /// As [`LinkSender::send`].
+    /// Sends a frame, as [`LinkSender::send`] does.
     pub(crate) fn send(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
         match self {
             Self::Plain(receiver) => tcp::write(&mut receiver.source, header, payload),
@@ -121,7 +120,7 @@ impl Duplex {
         }
     }
 
-    /// As [`LinkReceiver::receive`].
+    /// Receives a frame, as [`LinkReceiver::receive`] does.
     pub(crate) fn receive(
         &mut self,
         wanted: &FrameHeader,
@@ -135,7 +134,7 @@ impl Duplex {
     }
 }
 
-/// What frames are read from.
+/// Reads frames from a source.
 pub(crate) struct Receiver<R> {
     source: R,
     scratch: Box<[u8]>,
@@ -176,7 +175,7 @@ impl<R: Read> Receiver<R> {
     }
 }
 
-/// Many words of the system for one thing.
+/// The error of a link: [`LinkError::Closed`] for all kinds of error by which the system says so.
 pub(super) fn closed_or(error: io::Error) -> LinkError {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof,

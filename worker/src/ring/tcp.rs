@@ -19,11 +19,11 @@ use std::{
 const SEND_BUFFER: usize = 256 << 10;
 /// Bytes taken from the socket at once; rustls asks for 4 KiB at a time.
 const RECEIVE_BUFFER: usize = 128 << 10;
-/// What sockets hold on both ends together, with what systems give them by default: Linux 16 KiB to send
-/// and 64 to receive, others more.
+/// Bytes that sockets hold on both ends together, with what systems give them by default: Linux 16 KiB to send and 64
+/// to receive, others more.
 pub(super) const HELD: u64 = 32 << 10;
-/// When a peer that says nothing is asked whether it is there, and how often again. One that was
-/// unplugged is known after four seconds; one that is slow has a system that answers for it.
+/// When a silent peer is asked for a sign of life, and how often again. A peer that was unplugged is known after four
+/// seconds; for one that is slow, its system answers.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(1))
     .with_interval(Duration::from_secs(1))
@@ -109,7 +109,7 @@ fn flush(socket: &mut TcpStream, session: &mut Connection) -> Result<(), LinkErr
     Ok(())
 }
 
-/// Writes a frame through a session.
+/// Writes a frame through a TLS session.
 fn write_sealed(
     socket: &mut TcpStream,
     session: &mut Connection,
@@ -142,7 +142,7 @@ impl LinkSender for TlsSender {
     }
 }
 
-/// Opens what a session sealed.
+/// Opens the bytes that a TLS session sealed.
 pub(crate) struct TlsReader {
     socket: BufReader<TcpStream>,
     session: Box<Connection>,
@@ -154,7 +154,7 @@ impl TlsReader {
         Self { socket: BufReader::with_capacity(RECEIVE_BUFFER, socket), session }
     }
 
-    /// Sends a frame the other way.
+    /// Sends a frame in the other direction.
     pub fn write(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), LinkError> {
         write_sealed(self.socket.get_mut(), &mut self.session, header, payload)
     }

@@ -144,7 +144,7 @@ async fn devices_give_each_other_what_they_have() {
     assert!(from_peers > fetched / 2, "{from_peers} of {fetched}");
 }
 
-/// A way to a device on which what it sends goes at so many bytes in a second, or fewer.
+/// A relay to a device through which its bytes come back at so many per second, or fewer.
 async fn slow_way(to: String, rate: usize) -> String {
     const EACH: Duration = Duration::from_millis(20);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -191,7 +191,8 @@ async fn a_slow_device_is_not_waited_for() {
     assert!(log.contains("the coordinator is faster"), "{log}");
 }
 
-/// A copy of a model in which every piece of half a cut is another, though its fingerprint is not.
+/// A copy of a model in which every piece of half a cut is another, though its fingerprint is the
+/// same.
 fn forged(model: &Model, to: &Path) -> Arc<Model> {
     fs::create_dir_all(to).unwrap();
     for file in ["config.json", "model.safetensors"] {

@@ -21,7 +21,7 @@ fn copied(world: &World, model: &Model) -> (PathBuf, PathBuf) {
     (models, path)
 }
 
-/// Writes 8 KiB of zeros into a matrix, where the fingerprint does not look. Gives the piece.
+/// Writes 8 KiB of zeros into a matrix, where the fingerprint does not look. Returns the piece.
 fn zeros(path: &Path, pieces: &Pieces) -> u32 {
     let model = ModelDir::open(path).unwrap();
     let fingerprint = model.fingerprint().to_owned();

@@ -10,7 +10,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-/// To take the whole of a model, in this epoch.
+/// The request to place the whole of a model, in this epoch.
 fn whole(model: &Model, epoch: u64) -> v1::PlaceRequest {
     v1::PlaceRequest {
         epoch,

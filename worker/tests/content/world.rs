@@ -1,7 +1,7 @@
 //! Real workers, models that they do not have, and a coordinator's part.
 
 use galaxy_common::{Bytes, Cache, DeviceName, Plan, Strategy, WireType};
-use galaxy_graph::share::{self, Member, Terms};
+use galaxy_graph::share::{self, Member, PlanOptions};
 use galaxy_model::{
     ModelDir,
     manifest::{Digest, Manifest},
@@ -65,7 +65,7 @@ impl Model {
 
     pub fn plan(&self, shares: &[f64]) -> Plan {
         let strategy = if shares.len() == 1 { Strategy::Local } else { Strategy::Galaxy };
-        let terms = Terms {
+        let terms = PlanOptions {
             model: self.dir.name(),
             fingerprint: self.dir.fingerprint(),
             formats: self.dir.formats(),
@@ -86,21 +86,21 @@ impl Model {
     }
 }
 
-/// Two layers, some 60 pieces.
+/// A model of two layers, of some 60 pieces.
 pub fn small() -> Shape {
     Shape { vocabulary: 4000, ..Shape::bert(2, 256, 4) }
 }
 
-/// How the coordinator of a test supplies.
+/// How the coordinator of a test supplies the model.
 #[derive(Clone, Default)]
 pub struct Manner {
-    /// Gives nothing before this holds.
+    /// Gives nothing before this returns true.
     pub until: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
     /// Gives so many pieces, and then no more; 0: all.
     pub most: usize,
     /// Changes a byte of each piece.
     pub damage: bool,
-    /// What the first device is told that the model consists of, if that is not so.
+    /// The model whose manifest the first device gets, if not the right one.
     pub lie: Option<Arc<Model>>,
 }
 
@@ -146,7 +146,7 @@ impl World {
         Self { dir, authority, desk, epoch: 0 }
     }
 
-    /// Where a worker's log is.
+    /// The file of a worker's log.
     pub fn log(&self, device: &str) -> PathBuf {
         self.dir.path().join(format!("{device}.log"))
     }
@@ -178,7 +178,7 @@ impl World {
         Worker { child, address, client: WorkerClient::new(channel) }
     }
 
-    /// Places a plan on all workers, and gives what each was told and asked for.
+    /// Places a plan on all workers; returns the answer of each, and what it asked for.
     pub async fn place(
         &mut self,
         model: &Arc<Model>,
@@ -190,7 +190,7 @@ impl World {
         self.all(Call::Place, model, plan, workers, manner).await
     }
 
-    /// Has all workers make ready for a plan.
+    /// Has all workers prepare for a plan.
     pub async fn prepare(
         &self,
         model: &Arc<Model>,
@@ -343,12 +343,12 @@ pub fn content(cache: &Path) -> PathBuf {
     dirs.remove(0)
 }
 
-/// Pieces on the map of a content.
+/// The number of pieces on the map of a content.
 pub fn on_the_map(content: &Path) -> u32 {
     fs::read(content.join("map")).unwrap_or_default().iter().map(|byte| byte.count_ones()).sum()
 }
 
-/// The same of a cache that may not be there yet.
+/// The same number for a cache that may not exist yet.
 pub fn in_cache(cache: &Path) -> u32 {
     let Ok(mut found) = fs::read_dir(cache) else { return 0 };
     let content = found.find_map(|entry| entry.ok().filter(|entry| entry.path().is_dir()));

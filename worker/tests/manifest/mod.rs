@@ -1,4 +1,4 @@
-//! A coordinator's part where workers have the model: it says what the model consists of.
+//! A coordinator's part where workers have the model: it sends the manifest.
 
 use galaxy_model::{
     ModelDir,

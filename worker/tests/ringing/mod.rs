@@ -1,5 +1,5 @@
-//! A device's side of ring links of every type, without a worker around it. Other tests than ours
-//! take it in by its path.
+//! A device's side of ring links of every type, without a worker around it. Tests of other crates
+//! include it by its path.
 
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -20,7 +20,7 @@ pub struct Device {
     _door: tokio::task::JoinHandle<()>,
 }
 
-/// One port of TCP and UDP.
+/// A port that is free for TCP and UDP, bound for both.
 async fn both() -> (TcpListener, UdpSocket) {
     loop {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -41,10 +41,10 @@ pub(super) fn strftime(format: &str, at: OffsetDateTime) -> String {
     out + rest
 }
 
-/// One `%` and what follows: how a field is filled, and which it is.
+/// One `%` and what follows: how a field is padded, and which field it is.
 #[derive(Clone, Copy)]
 struct Directive {
-    /// What fills a field on its left: `Some(None)` for nothing.
+    /// The padding on the left: `None` for that of the field, `Some(None)` for no padding.
     pad: Option<Option<char>>,
     upper: bool,
     width: Option<usize>,
@@ -78,7 +78,7 @@ impl Directive {
         (None, text.len())
     }
 
-    /// The field, filled; nothing where there is none of its name.
+    /// The padded text of the field; none where there is no field of its name.
     fn write(self, at: OffsetDateTime) -> Option<String> {
         let (text, width, pad) = field(self.field, at)?;
         let width = self.width.unwrap_or(width);
@@ -91,7 +91,7 @@ impl Directive {
     }
 }
 
-/// A field's text without what fills it, how wide it is, and what fills it.
+/// A field's text without padding, its width, and the padding.
 fn field(name: char, at: OffsetDateTime) -> Option<(String, usize, char)> {
     let number = |value: i64, width| Some((value.to_string(), width, '0'));
     let spaced = |value: i64| Some((value.to_string(), 2, ' '));

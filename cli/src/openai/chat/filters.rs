@@ -1,4 +1,4 @@
-//! Filters of Jinja that take other arguments than minijinja's, or do otherwise.
+//! Filters of Jinja that take other arguments than minijinja's, or work otherwise.
 
 use super::{
     methods::{lines, strip},
@@ -12,7 +12,7 @@ use minijinja::{
 /// The widest indent.
 const MAX_INDENT: usize = 1000;
 
-/// `value|join(d='', attribute=None)`.
+/// The filter `value|join(d='', attribute=None)`.
 pub(super) fn join(
     state: &State<'_, '_>,
     value: &Value,
@@ -38,7 +38,7 @@ pub(super) fn join(
     Ok(out)
 }
 
-/// `value|default(default_value='', boolean=False)`.
+/// The filter `value|default(default_value='', boolean=False)`.
 pub(super) fn default(value: Value, given: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let [other, falsy] = arguments(&given, &named, ["default_value", "boolean"])?;
     let falsy = falsy.is_some_and(|falsy| falsy.is_true());
@@ -46,7 +46,7 @@ pub(super) fn default(value: Value, given: Rest<Value>, named: Kwargs) -> Result
     Ok(if missing { other.unwrap_or_else(|| "".into()) } else { value })
 }
 
-/// Arguments that are given by their places or by these names.
+/// Arguments by position or by name, in the order of `names`.
 pub(super) fn arguments<const N: usize>(
     given: &[Value],
     named: &Kwargs,
@@ -64,7 +64,7 @@ pub(super) fn arguments<const N: usize>(
     Ok(all)
 }
 
-/// `value|trim(chars=None)`.
+/// The filter `value|trim(chars=None)`.
 pub(super) fn trim(
     state: &State<'_, '_>,
     value: &Value,
@@ -73,7 +73,7 @@ pub(super) fn trim(
     Ok(strip(&python::text(state, value)?, "strip", letters).to_owned())
 }
 
-/// `value|indent(width=4, first=False, blank=False)`.
+/// The filter `value|indent(width=4, first=False, blank=False)`.
 pub(super) fn indent(
     state: &State<'_, '_>,
     value: &Value,
@@ -102,7 +102,7 @@ pub(super) fn indent(
     Ok(out)
 }
 
-/// `value|int(default=0, base=10)`.
+/// The filter `value|int(default=0, base=10)`.
 pub(super) fn int(value: Value, given: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let [other, base] = arguments(&given, &named, ["default", "base"])?;
     let other = other.unwrap_or_else(|| 0.into());
@@ -128,14 +128,14 @@ pub(super) fn int(value: Value, given: Rest<Value>, named: Kwargs) -> Result<Val
     }
 }
 
-/// `value|float(default=0.0)`.
+/// The filter `value|float(default=0.0)`.
 pub(super) fn float(value: Value, given: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let [other] = arguments(&given, &named, ["default"])?;
     let other = other.unwrap_or_else(|| 0.0.into());
     Ok(number(&value).map_or(other, Value::from))
 }
 
-/// What Python's `float(value)` is.
+/// The result of Python's `float(value)`; none where that fails.
 fn number(value: &Value) -> Option<f64> {
     let text = value.as_str().map(|text| text.trim().replace('_', ""));
     match text {

@@ -12,13 +12,13 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// The names of what a model thought, of which templates read one or another.
+/// The fields for a model's reasoning, of which templates read one or another.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-/// Stands behind what the model is to go on with, while the template is rendered: the same as in
+/// Marks the end of the text that the model is to continue, while the template is rendered: the same as in
 /// transformers, as templates cut white space at the end of messages.
 const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// A message of a chat: what its role is, its content, and whatever else templates may read.
+/// A message of a chat: its role, its content, and whatever else templates may read.
 #[derive(Clone, Debug)]
 pub struct Message(Value);
 
@@ -29,9 +29,9 @@ pub struct TemplateArguments(Value);
 /// How messages are given to the template.
 #[derive(Clone, Copy)]
 pub(super) struct Form {
-    /// Content in parts as the list that it is, not as one text.
+    /// Whether content in parts stays a list, and is not joined to one text.
     pub parts: bool,
-    /// Arguments of tool calls that are text as the objects which they say.
+    /// Whether arguments of tool calls that are text are parsed to objects.
     pub objects: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Rendering {
     variables: Vec<(Value, Value)>,
     /// Set once the template reads a part of a message.
     read: Arc<AtomicBool>,
-    /// What the model goes on with, and under which names messages have it.
+    /// The text that the model is to continue, and the fields of the last message that have it.
     goes_on: Option<(String, Vec<String>)>,
 }
 
@@ -102,7 +102,7 @@ impl TemplateArguments {
         Ok(())
     }
 
-    /// The name of what the model is to go on with in the last message.
+    /// The field of the last message that the model is to continue; none if it is to begin an answer.
     fn goes_on(&self) -> Result<Option<String>, ApiError> {
         let field = match self.get("continue_final_message") {
             None => return Ok(None),
@@ -145,8 +145,8 @@ impl Message {
         calls.into_iter().flatten().any(|call| with_objects(&call).is_some())
     }
 
-    /// Its entries as templates get them: without what is null, and with what the model thought under every
-    /// name that templates have for it.
+    /// Its entries as templates get them: without what is null, and with the model's reasoning under every name that
+    /// templates have for it.
     fn entries(
         &self,
         index: usize,
@@ -191,7 +191,7 @@ impl Message {
 }
 
 impl Rendering {
-    /// Puts together what the template gets.
+    /// Puts together the variables that the template gets.
     ///
     /// # Errors
     /// When messages or arguments are not what they should be.
@@ -334,7 +334,8 @@ fn with_objects(call: &Value) -> Option<Value> {
     Some(Dict::value(call))
 }
 
-/// Marks the end of what the model is to go on with. Returns that, and under which names the message has it.
+/// Marks the end of the text that the model is to continue. Returns that text, and the fields of the message that have
+/// it.
 fn mark(
     message: &mut Vec<(Value, Value)>,
     field: &str,

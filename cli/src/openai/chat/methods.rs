@@ -1,5 +1,5 @@
-//! Methods of Python's texts, lists and dictionaries that templates call, where minijinja's own set lacks one
-//! or does otherwise.
+//! Methods of Python's strings, lists and dictionaries that templates call, where minijinja's own set lacks one or
+//! works otherwise.
 
 use super::{filters::arguments, python::wrong, value::entries};
 use minijinja::{
@@ -8,7 +8,7 @@ use minijinja::{
 };
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// What Python's dictionaries have methods for.
+/// The methods of Python's dictionaries.
 pub(super) const OF_DICTIONARIES: [&str; 11] = [
     "clear",
     "copy",
@@ -37,7 +37,7 @@ const CHANGING: [&str; 12] = [
     "update",
     "fromkeys",
 ];
-/// The widest that a text is filled to.
+/// The widest that a text is padded to.
 const MAX_WIDTH: usize = 10_000;
 
 /// Calls a method of a value that is none of minijinja's objects.
@@ -158,7 +158,8 @@ pub(super) fn strip<'a>(text: &'a str, method: &str, letters: Option<&str>) -> &
     }
 }
 
-/// A piece is paid for before it is there: of a text of two bytes for each it takes twenty times as much.
+/// Python's `split` and `rsplit`. Fuel is consumed for each piece before it exists: pieces of a text with two bytes for
+/// each take twenty times as much memory.
 fn split(
     state: &State<'_, '_>,
     text: &str,
@@ -194,7 +195,7 @@ fn split(
     Ok(pieces.into_iter().map(Value::from).collect())
 }
 
-/// Splits at white space, at most so often. What is left then keeps the white space at its other end.
+/// Splits at white space, at most `most` times. The rest keeps the white space at its other end.
 fn words(text: &str, most: usize, from_right: bool) -> Vec<&str> {
     let trim = |text| {
         if from_right {
@@ -349,7 +350,7 @@ fn fill(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     .into())
 }
 
-/// A text with its letters large or small.
+/// A text with its letters in upper or lower case, by `method`.
 fn letters(text: &str, method: &str) -> String {
     let mut out = String::new();
     let mut begins = true;

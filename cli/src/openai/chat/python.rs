@@ -1,4 +1,4 @@
-//! How Python writes values and what it takes them for, where minijinja does otherwise.
+//! How Python writes values, and what it takes them for, where minijinja differs.
 
 use super::{template::BYTES_OF_FUEL, value::Scientific};
 use minijinja::{
@@ -7,10 +7,10 @@ use minijinja::{
 };
 use std::fmt::{self, Write};
 
-/// How deep values may be nested that are written.
+/// The deepest nesting of a value that is written.
 const MAX_DEPTH: usize = 200;
 
-/// A float, if the value is one.
+/// The value as a float, if it is one.
 pub(super) fn as_float(value: &Value) -> Option<f64> {
     if let Some(Scientific(float)) = value.downcast_object_ref() {
         return Some(*float);
@@ -19,12 +19,12 @@ pub(super) fn as_float(value: &Value) -> Option<f64> {
     if is { f64::try_from(value.clone()).ok() } else { None }
 }
 
-/// Whether it is a number.
+/// Whether the value is a number.
 pub(super) fn is_number(value: &Value) -> bool {
     as_float(value).is_some() || matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
 }
 
-/// Writes what `{{ value }}` says.
+/// Writes what `{{ value }}` renders to.
 pub(super) fn print(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -38,15 +38,15 @@ pub(super) fn print(
     }
 }
 
-/// Python's `str(value)`.
+/// The text of Python's `str(value)`.
 pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     write_paid(&mut out, state, value)?;
     Ok(out)
 }
 
-/// Writes no more than the fuel that is left pays for: a list that holds another one twice, which does so
-/// too, is short, and what is written of it is not.
+/// Writes a value, but no more than the fuel that is left pays for: nested lists that each hold the next one twice are
+/// small, and their text is not.
 fn write_paid(out: &mut dyn Write, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     let left = state.fuel_levels().map_or(0, |(_, left)| left);
     let mut paid = Paid { out, room: left.saturating_mul(BYTES_OF_FUEL) };
@@ -58,7 +58,7 @@ fn write_paid(out: &mut dyn Write, state: &State<'_, '_>, value: &Value) -> Resu
     }
 }
 
-/// A writer with room for so many bytes.
+/// A writer that fails after `room` bytes.
 struct Paid<'a> {
     out: &'a mut dyn Write,
     room: u64,
@@ -77,13 +77,13 @@ impl Write for Paid<'_> {
     }
 }
 
-/// Whether Python takes it for a sequence: something with a length and items, as what is not there has too.
+/// Whether Python takes the value for a sequence, with a length and items; undefined values count, too.
 pub(super) fn is_sequence(value: &Value) -> bool {
     use ValueKind::{Iterable, Map, Seq, String, Undefined};
     matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
 }
 
-/// Whether it can be called, as functions, macros and methods can; what is not there says so as well.
+/// Whether the value can be called, as functions, macros and methods can; undefined values count, too.
 pub(super) fn is_callable(value: &Value) -> bool {
     let plain = value.as_object().is_some_and(|object| object.repr() == ObjectRepr::Plain);
     value.is_undefined() || plain && as_float(value).is_none()
@@ -96,7 +96,7 @@ fn write_text(out: &mut dyn Write, value: &Value) -> fmt::Result {
     }
 }
 
-/// Python's `repr(value)`.
+/// Writes Python's `repr(value)`.
 fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
     if depth > MAX_DEPTH {
         return Err(fmt::Error);

@@ -5,10 +5,10 @@ use minijinja::{Environment, Error, State, Value, syntax::SyntaxConfig};
 use std::{borrow::Cow, collections::BTreeMap};
 use time::OffsetDateTime;
 
-/// Steps that a template may take: a thousand messages take some hundred thousand. Each pays for 64 bytes
-/// that the template makes, too, so that it holds at most 256 MB.
+/// Steps that a template may take: a thousand messages take some hundred thousand. Each pays for 64 bytes of values,
+/// too, so that a template holds at most 256 MB.
 const FUEL: u64 = 4_000_000;
-/// What one of them pays for, in bytes.
+/// The bytes that one step of fuel pays for.
 pub(super) const BYTES_OF_FUEL: u64 = 64;
 const NAME: &str = "chat";
 
@@ -23,12 +23,12 @@ impl Template {
     /// Reads a template, which is Jinja; `tokens` are the special tokens by their names.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it is no valid template.
     pub fn new(source: String, tokens: BTreeMap<String, String>) -> Result<Self, Error> {
         Self::at(source, tokens, clock::local)
     }
 
-    /// Like [`new`](Self::new), with a clock of its own.
+    /// Like [`new`](Self::new), with another clock.
     pub(super) fn at(
         source: String,
         tokens: BTreeMap<String, String>,
@@ -44,7 +44,7 @@ impl Template {
         &self.source
     }
 
-    /// What the template makes of these variables.
+    /// Renders the template with these variables.
     pub(super) fn render(&self, variables: Vec<(Value, Value)>) -> Result<String, Error> {
         let tokens =
             self.tokens.iter().map(|(name, text)| (name.as_str().into(), text.as_str().into()));
@@ -86,8 +86,8 @@ fn environment(source: &str, clock: fn() -> OffsetDateTime) -> Result<Environmen
 
 /// A template with `{% with %}` for each `{% generation %}`.
 ///
-/// That tag is transformers' own and marks what the model said, for training. What it encloses has its own
-/// variables, as has what `with` encloses.
+/// That tag is transformers' own and marks the model's own text, for training. What it encloses has its own variables,
+/// as has what `with` encloses.
 fn without_generation(source: &str) -> Cow<'_, str> {
     if !source.contains("endgeneration") {
         return source.into();
@@ -114,7 +114,7 @@ fn next_tag(source: &str) -> Option<(&str, &str)> {
     start.map(|(at, _)| source.split_at(at))
 }
 
-/// How long the tag is with which a text begins; of `{% raw %}`, with all that it encloses.
+/// The length of the tag with which a text begins; that of `{% raw %}` counts with all that it encloses.
 fn tag_length(text: &str) -> usize {
     if text.starts_with("{#") {
         return text.find("#}").map_or(text.len(), |end| end + 2);
@@ -145,7 +145,7 @@ fn tag_length(text: &str) -> usize {
     text.len()
 }
 
-/// How much stands before the end of what `{% raw %}` encloses.
+/// The length of what `{% raw %}` encloses.
 fn raw(text: &str) -> usize {
     let begins = |at: usize| {
         let before = text[..at].trim_end();
@@ -154,7 +154,7 @@ fn raw(text: &str) -> usize {
     text.match_indices("endraw").find_map(|(at, _)| begins(at)).unwrap_or(text.len())
 }
 
-/// The name of a block's tag that holds nothing else.
+/// The name of a block whose tag holds nothing else.
 fn block_name(tag: &str) -> Option<&str> {
     let inside = tag.strip_prefix("{%")?.strip_suffix("%}")?;
     let inside = inside.strip_prefix(['-', '+']).unwrap_or(inside);

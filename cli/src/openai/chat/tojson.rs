@@ -10,7 +10,7 @@ use minijinja::{
     value::{Kwargs, Rest, ValueKind},
 };
 
-/// How deep values may be nested.
+/// The deepest nesting of a value.
 const MAX_DEPTH: usize = 500;
 /// The widest indent.
 const MAX_INDENT: i64 = 100;
@@ -18,7 +18,7 @@ const MAX_INDENT: i64 = 100;
 /// How JSON is written.
 struct Style {
     ascii: bool,
-    /// What each level is indented by, on lines of its own.
+    /// The indent of each level, with a line for each item; none writes all on one line.
     indent: Option<String>,
     item: String,
     key: String,

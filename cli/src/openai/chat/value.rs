@@ -37,7 +37,7 @@ struct Bound {
 
 /// A float that Python writes with an exponent.
 ///
-/// minijinja writes all digits of one, and what it makes of `~` cannot be told otherwise.
+/// minijinja writes all digits of one, and its operator `~` always does.
 #[derive(Debug)]
 pub(super) struct Scientific(pub f64);
 

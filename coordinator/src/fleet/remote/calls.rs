@@ -2,7 +2,7 @@
 
 use super::{
     Shared,
-    board::{Loading, Notice},
+    device_table::{Loading, Notice},
 };
 use crate::{
     connection::{Connection, introduce},
@@ -26,18 +26,18 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tonic::{Code, Status, Streaming};
 
-/// How long a cancellation may take.
+/// How long a short call may take: a cancellation, or the list of removed members.
 const SHORT: Duration = Duration::from_secs(2);
-/// Between two looks at whether devices that make ready are still there.
+/// Time between two looks at devices that take a place or make ready.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long one of them may come no further: longer than digests of a large model take.
+/// How long devices may make no progress on their way to a place: longer than digests of a large model take.
 const STALLED: Duration = Duration::from_secs(600);
-/// The same where all made ready, and only have to link: workers give up links after 15 s.
+/// How long they may make none where all made ready and only have to link: workers give up links after 15 s.
 const LINKED: Duration = Duration::from_secs(20);
 /// A ping that takes longer than this is none; silence is declared well before.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether a status says that the connection is gone, rather than what the worker thinks.
+/// Whether a status says that the connection is gone, rather than what the worker answered.
 pub(super) fn gone(status: &Status) -> bool {
     status.details().is_empty()
         && matches!(
@@ -46,20 +46,20 @@ pub(super) fn gone(status: &Status) -> bool {
         )
 }
 
-/// What to tell a person of a connection that is gone: the transport's own words are for the log.
+/// What people read of a connection that is gone; the transport's own message goes to the log.
 pub(super) fn broke_off(status: &Status) -> String {
     tracing::debug!(%status, "a connection broke off");
     "its connection broke off".to_owned()
 }
 
-/// Forms a fresh connection and asks who is there.
+/// Forms a fresh connection, asks the worker to describe itself, and reports to the driver.
 pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
     let event = match introduce(&shared.device(device), &shared.identity).await {
         Ok((connection, description)) => {
             deny(&shared, device, connection.clone()).await;
             let epoch = Epoch(description.epoch);
             {
-                let mut board = shared.board();
+                let mut board = shared.device_table();
                 let entry = &mut board.entries[device];
                 if entry.attempt != attempt {
                     return;
@@ -74,7 +74,7 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
     shared.tell(event).await;
 }
 
-/// Tells a worker who was removed from the cluster.
+/// Sends a worker the list of members that were removed from the cluster.
 pub(super) async fn tell_removed(shared: Arc<Shared>, device: Index) {
     if let Some((_, connection)) = connection(&shared, device) {
         deny(&shared, device, connection).await;
@@ -94,12 +94,12 @@ async fn deny(shared: &Shared, device: Index, mut connection: Connection) {
 }
 
 fn connection(shared: &Shared, device: Index) -> Option<(u64, Connection)> {
-    let board = shared.board();
+    let board = shared.device_table();
     let entry = &board.entries[device];
     entry.connection.clone().map(|connection| (entry.attempt, connection))
 }
 
-/// Asks for health, and samples the clock.
+/// Asks a worker for its health, and samples its clock.
 pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
     let Some((of, mut connection)) = connection(&shared, device) else { return };
     if of != attempt {
@@ -110,7 +110,7 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
     let event = match answer {
         Ok(Ok(reply)) => {
             let (reply, answered) = (reply.into_inner(), shared.now_ns());
-            let mut board = shared.board();
+            let mut board = shared.device_table();
             let entry = &mut board.entries[device];
             if entry.attempt == attempt {
                 entry.sample_clock(asked_ns, answered, reply.clock_ns);
@@ -130,8 +130,9 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
     shared.tell(event).await;
 }
 
-/// Sends a device its part and waits until it holds it, as long as some device comes further. Where all are
-/// `prepared` they have nothing to read, so what they say of that counts for nothing.
+/// Sends a device its part and waits until it holds it, as long as some device makes progress.
+/// Where all are `prepared` they have nothing to read, so the progress that they report does not
+/// count.
 pub(super) async fn place(
     shared: Arc<Shared>,
     placement: Arc<Placement>,
@@ -160,7 +161,7 @@ pub(super) async fn place(
         Ok(ready) => {
             let name = shared.device(device).name.clone();
             let weights = Bytes(ready.weight_bytes);
-            shared.board().entries[device].weight_bytes = weights;
+            shared.device_table().entries[device].weight_bytes = weights;
             let (read, seconds) = (Bytes(ready.read_bytes), ready.seconds);
             let (fetched, from_peers) = (Bytes(ready.fetched_bytes), Bytes(ready.peer_bytes));
             let placed =
@@ -188,7 +189,7 @@ async fn placed(
     let events = connection.place(request).await?.into_inner();
     let name = shared.device(device).name;
     let says = |progress: Loading| {
-        shared.board().entries[device].detail = progress.to_string();
+        shared.device_table().entries[device].detail = progress.to_string();
         if !prepared {
             shared.comes_further();
         }
@@ -197,14 +198,14 @@ async fn placed(
     follow(shared, device, attempt, events, says).await
 }
 
-/// What a device is to do in an epoch by a plan.
+/// The request that places a device in an epoch by a plan.
 fn request(
     shared: &Shared,
     placement: &Placement,
     device: Index,
     epoch: Epoch,
 ) -> Result<PlaceRequest, Status> {
-    let (cluster, board) = (shared.cluster(), shared.board());
+    let (cluster, board) = (shared.cluster(), shared.device_table());
     let own = &cluster.devices[device];
     let peers = placement.ring.iter().map(|index| {
         let peer = &cluster.devices[*index];
@@ -226,7 +227,7 @@ fn request(
     })
 }
 
-/// Follows a device on its way to a place, and brings it the model if it says that it lacks it.
+/// Follows a device on its way to a place, and supplies the model if the device says that it lacks it.
 async fn follow(
     shared: &Shared,
     device: Index,
@@ -235,7 +236,7 @@ async fn follow(
     says: impl Fn(Loading),
 ) -> Result<PlaceReady, Status> {
     let begun = Instant::now();
-    // They end with this call.
+    // Supplies end with this call.
     let mut supplies = JoinSet::new();
     loop {
         let event = match events.message().await {
@@ -268,9 +269,9 @@ async fn follow(
 
 /// Why devices cannot make ready for a plan.
 pub(super) struct Unready {
-    /// In words.
+    /// The reason, for people.
     pub(super) reason: String,
-    /// Whether it may be otherwise soon, with nobody doing anything.
+    /// Whether it may pass soon, without anybody doing anything.
     pub(super) passes: bool,
 }
 
@@ -320,29 +321,29 @@ pub(super) async fn prepare(
     outcome.and_then(|()| lost().map_or(Ok(()), Err))
 }
 
-/// Shows what a device does for another plan, as long as it lives.
-struct Coming<'a> {
+/// Shows on the board what a device does for another plan, until it is dropped.
+struct PreparationGuard<'a> {
     shared: &'a Shared,
     device: Index,
     attempt: u64,
 }
 
-impl Coming<'_> {
+impl PreparationGuard<'_> {
     fn show(&self, progress: &str) {
-        let entry = &mut self.shared.board().entries[self.device];
+        let entry = &mut self.shared.device_table().entries[self.device];
         if entry.attempt == self.attempt && entry.connection.is_some() {
             progress.clone_into(&mut entry.coming);
         }
     }
 }
 
-impl Drop for Coming<'_> {
+impl Drop for PreparationGuard<'_> {
     fn drop(&mut self) {
         self.show("");
     }
 }
 
-/// Has one device make ready; it loads, too, if it has no part in what runs.
+/// Has one device make ready; with `load` it also loads, because it has no part in the plan that runs.
 async fn prepared(
     shared: Arc<Shared>,
     placement: Arc<Placement>,
@@ -356,7 +357,7 @@ async fn prepared(
     };
     let (attempt, mut to) =
         connection(&shared, device).ok_or_else(|| failed("it is not connected", true))?;
-    let coming = Coming { shared: &shared, device, attempt };
+    let coming = PreparationGuard { shared: &shared, device, attempt };
     let told = Mutex::new((Bytes(0), Instant::now()));
     let says = |progress: Loading| {
         let (mut told, now) = (told.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
@@ -396,7 +397,7 @@ async fn prepared(
         }
     })?;
     if ready.weight_bytes > 0 {
-        shared.board().entries[device].weight_bytes = Bytes(ready.weight_bytes);
+        shared.device_table().entries[device].weight_bytes = Bytes(ready.weight_bytes);
     }
     let (read, fetched) = (Bytes(ready.read_bytes), Bytes(ready.fetched_bytes));
     if read > Bytes(0) || fetched > Bytes(0) {
@@ -407,7 +408,7 @@ async fn prepared(
     Ok(())
 }
 
-/// Why a worker took no place, and why the model was not brought to it, if it was not.
+/// The status of a worker that took no place, with the reason why the model was not supplied, if it was not.
 fn with_reason(status: Status, supplies: &mut JoinSet<Result<(), String>>) -> Status {
     match supplies.try_join_next() {
         Some(Ok(Err(why))) if !gone(&status) => {
@@ -419,7 +420,7 @@ fn with_reason(status: Status, supplies: &mut JoinSet<Result<(), String>>) -> St
     }
 }
 
-/// Tells a device to abort an epoch. What comes of it is its own matter.
+/// Tells a device to abort an epoch. No answer is only logged.
 pub(super) async fn cancel(shared: Arc<Shared>, device: Index, epoch: Epoch) {
     let Some((_, mut connection)) = connection(&shared, device) else { return };
     let answer =
@@ -435,7 +436,7 @@ pub(super) async fn timelines(
     epoch: Epoch,
     sequence: SequenceNumber,
 ) -> Result<Vec<Timeline>, RequestError> {
-    let ring = shared.board().ring(epoch).ok_or_else(|| RequestError::Invalid {
+    let ring = shared.device_table().ring(epoch).ok_or_else(|| RequestError::Invalid {
         why: format!("the timelines of epoch {epoch} are not kept any more"),
     })?;
     let mut timelines = Vec::with_capacity(ring.len());
@@ -453,7 +454,7 @@ pub(super) async fn timelines(
             .map_err(|_| unavailable("no answer".to_owned()))?
             .map_err(|status| unavailable(from_status(&status).to_string()))?
             .into_inner();
-        let offset_ns = shared.board().entries[index].offset_ns();
+        let offset_ns = shared.device_table().entries[index].offset_ns();
         let operations = reply.start_ns.into_iter().zip(reply.end_ns).collect();
         timelines.push(Timeline { operations, offset_ns });
     }

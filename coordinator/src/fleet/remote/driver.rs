@@ -3,10 +3,10 @@
 mod report;
 
 use super::{
-    Message, Shared,
-    board::Notice,
-    calls, own_limit,
-    planning::{self, Failure, Made, Verdict},
+    Message, Shared, calls,
+    device_table::Notice,
+    own_limit,
+    planning::{self, Failure, PlanningResult, Verdict},
 };
 use crate::{
     cluster::Device,
@@ -28,7 +28,7 @@ use tokio::{
     time::MissedTickBehavior,
 };
 
-/// How long letting go of the devices may take at the end.
+/// How long letting go of the devices may take when the fleet is closed.
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// The calls that run on one connection.
@@ -43,27 +43,27 @@ struct Driver {
     membership: Membership,
     drift: Drift,
     calls: Vec<Calls>,
-    /// Plans that are being made.
+    /// Tasks that make plans, compare them, or measure devices that joined.
     plans: JoinSet<()>,
-    /// What was last said of each device.
+    /// What the listener last heard of each device, so that it hears nothing twice.
     said: Vec<String>,
-    /// Why there was no plan, as last said.
+    /// The last reason without a plan that the listener heard.
     unplanned: String,
-    /// Which devices were connected when we last looked.
+    /// Which devices were connected at the last look.
     there: Vec<bool>,
-    /// The last plan, and what it was made from.
-    made: Option<Made>,
-    /// While the cluster moves: the plan that it comes from.
+    /// The last plan or failure, with the offers and profiles that it is for.
+    planned: Option<PlanningResult>,
+    /// The plan from which the cluster moves, while it moves.
     before: Option<Arc<Placement>>,
     /// When the last look at another plan began.
     look_begun: Now,
 }
 
-/// Runs until the fleet is closed.
+/// Handles messages and ticks until the fleet is closed.
 pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message>, start: Epoch) {
     let cluster = shared.cluster();
     let devices = cluster.devices.len();
-    let ring = shared.board().placement.as_ref().map(|placement| placement.ring.clone());
+    let ring = shared.device_table().placement.as_ref().map(|placement| placement.ring.clone());
     // A split by hand counts on all.
     let patience = (!cluster.by_hand()).then_some(cluster.patience);
     let mut driver = Driver {
@@ -74,7 +74,7 @@ pub(super) async fn drive(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Message
         said: vec![String::new(); devices],
         unplanned: String::new(),
         there: vec![false; devices],
-        made: None,
+        planned: None,
         before: None,
         look_begun: Now::ZERO,
         shared: shared.clone(),
@@ -114,7 +114,7 @@ impl Driver {
             }
             Message::Devices(devices) => self.update(devices),
             Message::Quiet(quiet) => {
-                let present = self.shared.board().placement.clone();
+                let present = self.shared.device_table().placement.clone();
                 let before = std::mem::replace(&mut self.before, present);
                 self.step(self.shared.now(), Event::Quiet);
                 if !self.membership.taking_in() {
@@ -139,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// Brings the devices up to what the files say. Places in the list stay, also of those that go.
+    /// Brings the devices up to what the files say. Devices keep their index, also those that are removed.
     fn update(&mut self, wanted: Vec<Device>) {
         let mut cluster = (*self.shared.cluster()).clone();
         let mut events = Vec::new();
@@ -168,7 +168,7 @@ impl Driver {
         }
         let devices = cluster.devices.len();
         *self.shared.cluster.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(cluster);
-        self.shared.board().grow(devices);
+        self.shared.device_table().grow(devices);
         self.calls.resize_with(devices, Calls::default);
         self.said.resize(devices, String::new());
         self.there.resize(devices, false);
@@ -210,10 +210,10 @@ impl Driver {
         }
     }
 
-    /// What the devices that are there offer, in the order of the file. A split by hand counts on all.
+    /// What the connected devices offer, in the order of the file; where the split is by hand, what all devices offer.
     fn offers(&self, wanted: impl Fn(Index) -> bool) -> Vec<Offer> {
         let cluster = self.shared.cluster();
-        let board = self.shared.board();
+        let board = self.shared.device_table();
         let by_hand = cluster.by_hand();
         let devices = cluster.devices.iter().enumerate();
         let devices = devices.filter(|(i, _)| self.membership.counts(*i) && wanted(*i));
@@ -229,13 +229,13 @@ impl Driver {
             .collect()
     }
 
-    /// Starts to make a plan, or takes the last one if devices offer what they did. After a failure
-    /// profiles are collected again: what was missing may be there now.
+    /// Starts to make a plan, or takes the last one if devices offer the same. After a failure profiles are collected
+    /// again: what was missing may be there now.
     fn plan(&mut self, round: u64) -> Option<Event> {
         let offers = self.offers(|_| true);
-        let last = self.made.as_ref().and_then(|made| Some((made, made.outcome.as_ref().ok()?)));
+        let last = self.planned.as_ref().and_then(|made| Some((made, made.outcome.as_ref().ok()?)));
         let there = |device: &Index| self.membership.state(*device).connected();
-        let holds = |(made, placement): &(&Made, &Arc<Placement>)| {
+        let holds = |(made, placement): &(&PlanningResult, &Arc<Placement>)| {
             made.offers == offers && placement.ring.iter().all(there)
         };
         if let Some((_, placement)) = last.filter(holds) {
@@ -243,7 +243,8 @@ impl Driver {
             self.unplanned.clear();
             return Some(event);
         }
-        let (worked, before) = (last.is_some(), self.made.as_ref().and_then(|m| m.profile.clone()));
+        let (worked, before) =
+            (last.is_some(), self.planned.as_ref().and_then(|m| m.profile.clone()));
         let (shared, factors) = (self.shared.clone(), self.drift.factors());
         // What runs goes on as soon as those that joined are measured; what a better plan needs of the
         // model comes while it does.
@@ -261,16 +262,16 @@ impl Driver {
         None
     }
 
-    /// Takes a plan that was made.
-    fn take(&mut self, round: u64, made: Result<Made, Failure>) -> Event {
+    /// Takes over the outcome of a planning: a plan, or the reason why there is none.
+    fn take(&mut self, round: u64, made: Result<PlanningResult, Failure>) -> Event {
         let made = match made {
             // What was made for all is taken again when they are back.
-            Ok(Made { outcome: Err((device, reason)), .. })
+            Ok(PlanningResult { outcome: Err((device, reason)), .. })
                 if self.membership.without() || self.membership.taking_in() =>
             {
                 return Event::PlanFailed { round, device, reason, lasting: false };
             }
-            Ok(made) => self.made.insert(made),
+            Ok(made) => self.planned.insert(made),
             Err((device, reason)) => {
                 return Event::PlanFailed { round, device, reason, lasting: false };
             }
@@ -282,7 +283,7 @@ impl Driver {
                 return Event::PlanFailed { round, device, reason, lasting: true };
             }
         };
-        let mut board = self.shared.board();
+        let mut board = self.shared.device_table();
         board.profile = made.profile.clone();
         let known = board.placement.as_ref().filter(|known| known.plan == placement.plan);
         let news = known.is_none();
@@ -300,7 +301,7 @@ impl Driver {
         Event::Planned { round, ring: placement.ring.clone() }
     }
 
-    /// Tells the listener of a plan.
+    /// Tells the listener of a plan, and of the devices that it leaves out.
     fn announce(&self, placement: &Placement) {
         let Placement { what, predicted, .. } = placement;
         (self.shared.listener)(Notice::Planned { what: what.clone(), predicted: *predicted });
@@ -311,7 +312,7 @@ impl Driver {
         }
     }
 
-    /// Looks for a better plan under other curves.
+    /// Starts to look for a better plan with the curves of `change`.
     fn look(&mut self, change: Change) {
         self.look_begun = self.shared.now();
         for (track, was) in &change.moved {
@@ -319,8 +320,8 @@ impl Driver {
             let device = self.shared.device(device).name;
             (self.shared.listener)(Notice::Drift { device, disk, was: *was, now });
         }
-        let present = self.shared.board().placement.clone();
-        let profile = self.made.as_ref().and_then(|made| made.profile.clone());
+        let present = self.shared.device_table().placement.clone();
+        let profile = self.planned.as_ref().and_then(|made| made.profile.clone());
         let (Some(present), Some(profile)) = (present, profile) else {
             self.drift.dropped();
             return;
@@ -347,13 +348,13 @@ impl Driver {
     /// Puts a plan in force, made for what devices offer now.
     fn put(&mut self, placement: Arc<Placement>) {
         let offers = self.offers(|_| true);
-        if let Some(made) = &mut self.made {
+        if let Some(made) = &mut self.planned {
             (made.offers, made.outcome) = (offers, Ok(placement.clone()));
         }
-        self.shared.board().placement = Some(placement);
+        self.shared.device_table().placement = Some(placement);
     }
 
-    /// What comes of a look. While what is returned lives, nothing runs.
+    /// Acts on the verdict of a look. While the returned guard lives, nothing runs.
     fn conclude(
         &mut self,
         change: &Change,
@@ -390,7 +391,7 @@ impl Driver {
             }
             Verdict::Move { placement, now, then, guard } => {
                 let in_force = {
-                    let board = self.shared.board();
+                    let board = self.shared.device_table();
                     board.placement.as_ref().is_some_and(|p| Arc::ptr_eq(p, present))
                 };
                 let at = self.shared.now();
@@ -421,19 +422,19 @@ impl Driver {
         let shared = self.shared.clone();
         match action {
             Action::Connect { device, attempt } => {
-                shared.board().entries[device].attempt = attempt;
+                shared.device_table().entries[device].attempt = attempt;
                 self.calls[device].running.spawn(calls::connect(shared, device, attempt));
             }
             Action::Disconnect { device } => {
                 self.calls[device].running.abort_all();
-                shared.board().entries[device].clear();
+                shared.device_table().entries[device].clear();
             }
             Action::Ping { device, attempt } => {
                 self.calls[device].running.spawn(calls::ping(shared, device, attempt));
             }
             Action::Place { device, epoch } => {
                 let calls = &mut self.calls[device];
-                let Some(placement) = shared.board().placement.clone() else { return };
+                let Some(placement) = shared.device_table().placement.clone() else { return };
                 // Those that a look lets in have made ready. Where there are others in the ring, these
                 // load first, and give up links that do not come.
                 let moves = self.membership.moving() && !shared.cluster().by_hand();
@@ -461,14 +462,14 @@ impl Driver {
                     for (device, reason) in planning::measure(&shared, &joining).await {
                         shared.tell(Event::Unmeasured { device, reason }).await;
                     }
-                    let quiet = shared.gate.clone().write_owned().await;
+                    let quiet = shared.plan_lock.clone().write_owned().await;
                     shared.send(Message::Quiet(quiet)).await;
                 });
             }
             // Taken care of where the plan is made.
             Action::Plan { .. } => {}
             Action::Fail { epoch, device, reason } => {
-                shared.board().ended = Some((epoch, device, reason.clone()));
+                shared.device_table().ended = Some((epoch, device, reason.clone()));
                 if self.membership.state(device).connected() {
                     let name = shared.device(device).name.clone();
                     let notice = Notice::Spoiled { device: name, epoch, reason: reason.clone() };
@@ -480,7 +481,7 @@ impl Driver {
                 self.drift.begin();
                 self.before = None;
                 let placement = {
-                    let mut board = shared.board();
+                    let mut board = shared.device_table();
                     board.begin(epoch);
                     board.placement.clone()
                 };

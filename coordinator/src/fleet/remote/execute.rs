@@ -12,10 +12,12 @@ use crate::{
     membership::{Event, Index},
     placement::{self, Busy},
 };
-use galaxy_common::{Breadth, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted};
+use galaxy_common::{
+    CandidateCount, ClusterProfile, DeviceName, Epoch, Plan, SequenceNumber, Wanted,
+};
 use galaxy_engine::{
     compute::Inputs,
-    generate::{Decoded, Told},
+    generate::{Decoded, TokenEvent},
 };
 use galaxy_graph::{budget::SEQUENCES, program::TOKEN_VALUES};
 use galaxy_proto::{
@@ -37,25 +39,24 @@ use tokio::{
 };
 use tonic::Status;
 
-/// When one device reports a broken link, the device at its other end is most often the one that
-/// is gone: for so long we wait for the membership to name it. Twice the time between pings, and
-/// some for the answer.
+/// How long we wait for the membership to name the device that is gone: when one device reports a broken link, that is
+/// most often the device at its other end. Twice the time between pings, and some for the answer.
 const VERDICT: Duration = Duration::from_millis(1500);
 
-/// Devices get so much longer than we wait: the one that keeps the others waiting is named here,
-/// where it is known who is done.
+/// How much longer than we wait devices may take: the one that keeps the others waiting is named here, where it is
+/// known who is done.
 const LONGER: Duration = Duration::from_secs(1);
 
-/// How long a device may take to hear that a burst is to end: it is over by then.
+/// How long a device may take to hear that a burst is to end, which is over by then.
 const BURST_ENDS: Duration = Duration::from_secs(2);
-/// How long a device may take to hear that a text goes on no more.
+/// How long a device may take to give back the blocks of a sequence.
 const FORGET: Duration = Duration::from_secs(60);
 
 /// Why one device has no result.
 enum Failure {
-    /// Its connection is gone.
+    /// The connection to the device is gone.
     Gone { attempt: u64, reason: String },
-    /// It said why.
+    /// The device said why it failed.
     Fault(Fault),
 }
 
@@ -71,7 +72,7 @@ pub(super) async fn execute(
     let begun = Instant::now();
     let until = begun.checked_add(limit).unwrap_or_else(|| begun + NEVER);
     // While this is held the plan stays.
-    let Ok(_running) = tokio::time::timeout_at(until, shared.gate.read()).await else {
+    let Ok(_running) = tokio::time::timeout_at(until, shared.plan_lock.read()).await else {
         let reason = "the cluster moves to another plan".to_owned();
         return Err(RequestError::Unavailable { device: None, reason });
     };
@@ -80,10 +81,10 @@ pub(super) async fn execute(
     // Blocks of another epoch may be others by now.
     let mut epochs = task.cached.iter().map(|cached| cached.epoch);
     if let Some(epoch) = epochs.find(|of| *of != epoch) {
-        return Err(RequestError::TextLost { epoch });
+        return Err(RequestError::CacheLost { epoch });
     }
     let (placement, profile) = {
-        let board = shared.board();
+        let board = shared.device_table();
         (board.placement.clone(), board.profile.clone())
     };
     let placement = placement.ok_or_else(|| RequestError::Internal {
@@ -101,7 +102,7 @@ pub(super) async fn execute(
         ..ExecuteRequest::default()
     };
     for (text, blocks) in task.cached.iter().filter_map(|cached| cached.room.as_ref()) {
-        let begins = convert::going_text(text, blocks);
+        let begins = convert::sequence_to_wire(text, blocks);
         let begins = begins.map_err(|error| RequestError::Internal { why: error.to_string() })?;
         request.begins.push(begins);
     }
@@ -118,7 +119,7 @@ pub(super) async fn execute(
     Ok(Run { epoch, sequence, plan, devices, took: begun.elapsed(), decoded })
 }
 
-/// The epoch in which programs may run, once they may.
+/// Waits until programs may run, and gives the epoch in which they may.
 async fn ready(
     readiness: &mut watch::Receiver<Readiness>,
     until: Instant,
@@ -136,14 +137,14 @@ async fn ready(
     }
 }
 
-/// What the programs of a shape are known by, with what they are predicted to take.
+/// The dispatch of a task: what its programs are known by, and how long they are predicted to take.
 async fn dispatch(
     shared: &Arc<Shared>,
     plan: &Arc<Plan>,
     profile: Option<Arc<ClusterProfile>>,
     task: &Task,
 ) -> Result<Arc<Dispatch>, RequestError> {
-    // How long a program takes that keeps what it made is not told by profiles yet.
+    // Profiles do not say yet how long a program takes that uses the KV cache.
     let (phase, plain) = (task.phase(), task.cached.is_empty());
     let (shared, plan, shape) = (shared.clone(), plan.clone(), task.shape.clone());
     blocking(move || {
@@ -176,10 +177,10 @@ type Answer = Result<(Vec<Vec<f32>>, ExecuteDone), Status>;
 type Calls = JoinSet<(usize, u64, Answer)>;
 
 impl Program<'_> {
-    /// Calls every device, each with what its rows are made of.
+    /// Calls every device, each with the inputs that it needs.
     fn call(&self, request: &ExecuteRequest, task: &Task) -> Result<Calls, RequestError> {
         let connections: Vec<_> = {
-            let board = self.shared.board();
+            let board = self.shared.device_table();
             let entries = self.ring.iter().map(|device| (*device, &board.entries[*device]));
             entries.map(|(device, e)| (device, e.attempt, e.connection.clone())).collect()
         };
@@ -192,7 +193,7 @@ impl Program<'_> {
                 let (rows, width) = o.extent(spec.hidden, labels);
                 rows as usize * width as usize
             });
-            // One of them tells, the others say in the end what they have generated.
+            // One of them sends each token as it is generated, the others report theirs at the end.
             let tell = if rank == 0 { task.listeners() } else { Vec::new() };
             let (sizes, shared) = (sizes.collect(), self.shared.clone());
             // Pixels go to the rows' owners.
@@ -216,7 +217,7 @@ impl Program<'_> {
         Ok(calls)
     }
 
-    /// Waits for all devices: what each gave, and what the burst has decoded.
+    /// Waits for all devices. Gives what each returned, and what the burst has decoded.
     async fn results(
         &mut self,
         mut calls: Calls,
@@ -271,7 +272,7 @@ impl Program<'_> {
         Ok((devices.ok_or_else(missing)?, decoded))
     }
 
-    /// Tells the driver how long kernels and loaders worked, beside what was predicted.
+    /// Reports to the driver how long kernels and loaders worked, beside what was predicted.
     fn observe(&self, devices: &[DeviceRun], steps: f64) {
         let Some(predicted) = &self.dispatch.busy else { return };
         let samples = |((device, run), busy): ((&Index, &DeviceRun), &Busy)| {
@@ -291,7 +292,7 @@ impl Program<'_> {
         spoil(self.shared, &mut self.readiness, self.epoch, device, reason).await;
     }
 
-    /// Ends the epoch because of a device.
+    /// Ends the epoch because of a device, and gives the error.
     async fn failed(&mut self, device: Index, reason: String) -> RequestError {
         self.spoil(device, &reason).await;
         let device = self.shared.device(device).name.clone();
@@ -299,12 +300,13 @@ impl Program<'_> {
     }
 }
 
-/// What a device says that it has decoded. The last step is one only if drafts may have it.
+/// What a device reports to have decoded. The shape of the last step is taken only if it is one that drafts can lead
+/// to: few segments, of one row each.
 fn decoded_of(done: &ExecuteDone) -> Decoded {
     let breadth = |wanted: &i32| match convert::wanted(*wanted) {
         Ok(Wanted::Token(breadth)) => breadth,
         // A guess that costs little where it is wrong.
-        _ => Breadth::Few,
+        _ => CandidateCount::Few,
     };
     let breadths = done.wanted.iter().map(breadth).collect();
     let few = (1..=SEQUENCES as usize).contains(&done.last.len());
@@ -314,9 +316,9 @@ fn decoded_of(done: &ExecuteDone) -> Decoded {
     Decoded { counts, breadths, steps, rows, last }
 }
 
-/// The devices of the placement, and the connections to them.
+/// The devices of the plan in force, and the connections to them.
 fn connections(shared: &Shared) -> Vec<(Index, Option<Connection>)> {
-    let board = shared.board();
+    let board = shared.device_table();
     let ring = board.placement.iter().flat_map(|placement| &placement.ring);
     ring.map(|device| (*device, board.entries[*device].connection.clone())).collect()
 }
@@ -332,8 +334,8 @@ pub(super) fn end_burst(shared: &Shared) {
     }
 }
 
-/// Gives back the room of a text on every device of an epoch: when this is over all have heard it, or the
-/// epoch has ended, and what they keep with it.
+/// Gives back the blocks of a sequence on every device of an epoch. When this returns, all devices have heard it, or
+/// the epoch has ended, and with it all that they cached.
 pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
     let mut readiness = shared.readiness.subscribe();
     if *readiness.borrow_and_update() != Readiness::Ready(epoch) {
@@ -368,7 +370,7 @@ async fn left(readiness: &mut watch::Receiver<Readiness>, epoch: Epoch) {
     drop(readiness.wait_for(|r| *r != Readiness::Ready(epoch)).await);
 }
 
-/// Tells the driver that the links of an epoch are of no further use, and waits until it is over: whoever has
+/// Tells the driver that the links of an epoch are of no further use, and waits until the epoch is over: whoever has
 /// the turn next must not begin in it.
 async fn spoil(
     shared: &Shared,
@@ -383,7 +385,7 @@ async fn spoil(
 
 /// The error of a program whose epoch has ended.
 fn ended(shared: &Shared, epoch: Epoch, fallback: Index) -> RequestError {
-    let board = shared.board();
+    let board = shared.device_table();
     let (device, reason) = match &board.ended {
         Some((of, device, reason)) if *of == epoch => (*device, reason.clone()),
         _ => (fallback, "it is not connected".to_owned()),
@@ -431,7 +433,7 @@ async fn run_on(
     mut connection: Connection,
     request: ExecuteRequest,
     sizes: Vec<usize>,
-    tell: Vec<UnboundedSender<Told>>,
+    tell: Vec<UnboundedSender<TokenEvent>>,
 ) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
     let goals = request.burst.as_ref().map_or(&[][..], |burst| &burst.goals);
@@ -446,7 +448,7 @@ async fn run_on(
             }
             Some(execute_event::Event::Step(step)) => {
                 shared.tell(Event::Heard { device, attempt }).await;
-                let step = told(&step, shared.model.spec().vocabulary, tell.len())?;
+                let step = token_events(&step, shared.model.spec().vocabulary, tell.len())?;
                 for (at, told) in step {
                     tokens[at].push(told[0] as u32);
                     if tokens[at].len() > most.get(at).map_or(0, |most| *most as usize) {
@@ -460,7 +462,7 @@ async fn run_on(
                 // To the end of the stream: one that is left before it must be reset.
                 drop(events.message().await);
                 let whole = values.iter().zip(&sizes).all(|(v, n)| v.len() == *n);
-                // What was told is what the other devices have made, too.
+                // What was sent token by token is what the device reports at the end.
                 let counts = tokens.iter().map(|tokens| tokens.len() as u32);
                 let same = tell.is_empty()
                     || tokens.concat() == done.tokens && counts.eq(done.counts.iter().copied());
@@ -478,16 +480,17 @@ fn short() -> Status {
     Status::data_loss("its result is not what the program says")
 }
 
-/// What is told of the tokens of a step: each with its sequence, of so many, and one of the vocabulary.
-pub(crate) fn told(
+/// The tokens of a step, each with the index of its sequence. Refuses counts for another number of sequences, and
+/// tokens that are not in the vocabulary.
+pub(crate) fn token_events(
     GeneratedStep { counts, tokens }: &GeneratedStep,
     vocabulary: u32,
     sequences: usize,
-) -> Result<Vec<(usize, Told)>, Status> {
+) -> Result<Vec<(usize, TokenEvent)>, Status> {
     let values = convert::floats(tokens);
     let (told, rest) = values.as_chunks::<{ TOKEN_VALUES as usize }>();
     // Ids of all vocabularies are whole in f32.
-    let known = |told: &Told| (0.0..vocabulary as f32).contains(&told[0]);
+    let known = |told: &TokenEvent| (0.0..vocabulary as f32).contains(&told[0]);
     let all: u64 = counts.iter().map(|count| u64::from(*count)).sum();
     let whole = rest.is_empty() && tokens.len().is_multiple_of(4) && told.len() as u64 == all;
     if !whole || counts.len() != sequences || !told.iter().all(known) {
@@ -552,10 +555,11 @@ mod tests {
             GeneratedStep { counts, tokens }
         };
         for bad in [token(97.0), token(-1.0), token(f32::NAN), vec![0; 4], Vec::new()] {
-            assert!(told(&step(&[1], &bad), 97, 1).is_err(), "{bad:?}");
+            assert!(token_events(&step(&[1], &bad), 97, 1).is_err(), "{bad:?}");
         }
         let three = [token(96.0), token(0.0), token(5.0)].concat();
-        let good = told(&step(&[2, 0, 1], &three), 97, 3).expect("tokens of the vocabulary");
+        let good =
+            token_events(&step(&[2, 0, 1], &three), 97, 3).expect("tokens of the vocabulary");
         let good: Vec<_> = good.iter().map(|(at, told)| (*at, told[0])).collect();
         assert_eq!(good, [(0, 96.0), (0, 0.0), (2, 5.0)]);
         let cut = &three[..three.len() - 1];
@@ -569,10 +573,13 @@ mod tests {
             (&huge, &three, 3),
             (&[], &three, 0),
         ] {
-            assert!(told(&step(counts, tokens), 97, sequences).is_err(), "{counts:?} {sequences}");
+            assert!(
+                token_events(&step(counts, tokens), 97, sequences).is_err(),
+                "{counts:?} {sequences}"
+            );
         }
         let unknown = [token(1.0), token(97.0)].concat();
-        assert!(told(&step(&[1, 1], &unknown), 97, 2).is_err(), "one that is not known");
+        assert!(token_events(&step(&[1, 1], &unknown), 97, 2).is_err(), "one that is not known");
     }
 
     #[test]

@@ -19,12 +19,12 @@ use galaxy_proto::identity::Identity;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::sync::OwnedRwLockWriteGuard;
 
-use super::board::Notice;
+use super::device_table::Notice;
 
 /// Where profiles come from: measured, or from files.
 pub trait ProfileSource: Send + Sync {
-    /// Measures what `cluster`'s devices do alone, whatever others do meanwhile, so that `collect` need not.
-    /// Says of whom it could not, and why.
+    /// Measures what `cluster`'s devices do alone, whatever others do meanwhile, so that `collect` need not. Gives the
+    /// devices that it could not measure, and why.
     fn measure<'a>(
         &'a self,
         _cluster: &'a Cluster,
@@ -38,7 +38,7 @@ pub trait ProfileSource: Send + Sync {
     /// Profiles of all devices of `cluster` and of the links between them. No device holds a place.
     ///
     /// # Errors
-    /// What is missing, and what to do, in words.
+    /// What is missing, and what to do, for people.
     fn collect<'a>(
         &'a self,
         cluster: &'a Cluster,
@@ -51,13 +51,13 @@ pub trait ProfileSource: Send + Sync {
 /// How a fleet plans where the cluster file has no shares.
 #[derive(Clone)]
 pub struct Planning {
-    /// Where profiles come from.
+    /// The source of profiles.
     pub profiles: Arc<dyn ProfileSource>,
-    /// What makes plans of them,
+    /// Makes plans from profiles.
     pub planner: Planner,
-    /// what predicts a plan,
+    /// Predicts how long a plan takes.
     pub predictor: Predictor,
-    /// and what predicts operations.
+    /// Predicts how long operations take.
     pub pricer: Pricer,
 }
 
@@ -75,7 +75,7 @@ impl Planning {
     }
 }
 
-/// Measured by workers, and kept.
+/// Profiles that workers measure, and that the coordinator keeps.
 struct Measured;
 
 impl ProfileSource for Measured {
@@ -109,48 +109,48 @@ impl ProfileSource for Measured {
     }
 }
 
-/// Why there is no plan: because of whom, if it is a device, and why.
+/// Why there is no plan: the device that stands in the way, if it is one, and the reason.
 pub(super) type Failure = (Option<Index>, String);
 
-/// A plan, and what it was made from.
-pub(super) struct Made {
+/// A plan, or why there is none, with what it is for.
+pub(super) struct PlanningResult {
     pub(super) offers: Vec<Offer>,
-    /// As measured; without one the split is by hand.
+    /// The profiles as they were measured; none where the split is by hand.
     pub(super) profile: Option<Arc<ClusterProfile>>,
     pub(super) outcome: Result<Arc<Placement>, Failure>,
 }
 
-/// What came of a look at another plan.
+/// The outcome of a look at another plan.
 pub(super) enum Verdict {
-    /// The plan in force stays: it takes so long, and the best other so long.
+    /// The plan in force stays: a typical text takes `now` by it, and `then` by the best other.
     Keep { now: Duration, then: Duration },
-    /// Another is better by enough. Nothing runs while the guard lives.
+    /// Another plan is better by enough. Nothing runs while the guard lives.
     Move {
         placement: Arc<Placement>,
         now: Duration,
         then: Duration,
         guard: OwnedRwLockWriteGuard<()>,
     },
-    /// There is none, or it cannot be told.
+    /// The plans could not be compared, because one could not be found or predicted.
     Unknown { reason: String },
-    /// A device cannot make ready for it, now or at all.
+    /// A device cannot make ready for the other plan; `passes` says whether it may soon.
     Unready { reason: String, passes: bool },
-    /// The plan in force ended meanwhile, or its epoch did.
+    /// The plan in force, or its epoch, ended meanwhile.
     Overtaken,
 }
 
-/// Makes a plan for what devices offer, with their curves scaled by `factors`. `before` are profiles
-/// that were collected before: if the last plan worked they are taken where they cover what is offered, and in
+/// Makes a plan for what devices offer, with their curves scaled by `factors`. `before` are the profiles that were
+/// collected before, and whether the last plan worked: if it did, they are taken where they cover what is offered. In
 /// any case devices that offer nothing now keep theirs.
 ///
 /// # Errors
-/// Only when profiles cannot be had: asking again may help. A plan that cannot be made is an outcome.
+/// Only when profiles cannot be had: asking again may help. Where no plan is possible, that is the outcome.
 pub(super) async fn make(
     shared: Arc<Shared>,
     offers: Vec<Offer>,
     factors: Vec<f64>,
     (worked, before): (bool, Option<Arc<ClusterProfile>>),
-) -> Result<Made, Failure> {
+) -> Result<PlanningResult, Failure> {
     let profile = match shared.cluster().by_hand() {
         true => None,
         false => Some(profile_of(&shared, &offers, (worked, before)).await?),
@@ -164,10 +164,10 @@ pub(super) async fn make(
     });
     let made = made.await.map_err(|e| (None, e.to_string()))?;
     let outcome = made.map(Arc::new).map_err(|e| failure(&shared, &e));
-    Ok(Made { offers, profile, outcome })
+    Ok(PlanningResult { offers, profile, outcome })
 }
 
-/// Measures what is not known of devices and links, and keeps a plan that was made for some of them.
+/// Measures what is not known of devices and links, and keeps `kept`, a plan for some of them.
 ///
 /// # Errors
 /// As [`make`].
@@ -176,13 +176,12 @@ pub(super) async fn keep(
     offers: Vec<Offer>,
     before: (bool, Option<Arc<ClusterProfile>>),
     kept: Arc<Placement>,
-) -> Result<Made, Failure> {
+) -> Result<PlanningResult, Failure> {
     let profile = profile_of(shared, &offers, before).await?;
-    Ok(Made { offers, profile: Some(profile), outcome: Ok(kept) })
+    Ok(PlanningResult { offers, profile: Some(profile), outcome: Ok(kept) })
 }
 
-/// Has devices that hold no place measure themselves while others run, and says of whom that failed, and
-/// why.
+/// Has devices that hold no place measure themselves while others run. Gives those that failed, and why.
 pub(super) async fn measure(shared: &Arc<Shared>, devices: &[Index]) -> Vec<(Index, String)> {
     if shared.cluster().by_hand() {
         return Vec::new();
@@ -196,7 +195,7 @@ pub(super) async fn measure(shared: &Arc<Shared>, devices: &[Index]) -> Vec<(Ind
     failed.into_iter().filter_map(|(name, why)| Some((index(&name)?, why))).collect()
 }
 
-/// Profiles of what is offered, from before if they cover it.
+/// The profiles of what is offered: those from before if they cover it and the last plan worked, else collected ones.
 async fn profile_of(
     shared: &Arc<Shared>,
     offers: &[Offer],
@@ -214,8 +213,7 @@ async fn profile_of(
     }
 }
 
-/// Looks for a better plan under other curves than `present` was made for, off the request path, and
-/// reports to the driver.
+/// Looks for a better plan than `present` with the curves of `change`, off the request path, and reports to the driver.
 pub(super) async fn look(
     shared: Arc<Shared>,
     offers: Vec<Offer>,
@@ -262,7 +260,7 @@ async fn move_to(
     let Readiness::Ready(epoch) = readiness.borrow_and_update().clone() else {
         return Verdict::Overtaken;
     };
-    let in_force = shared.board().placement.clone();
+    let in_force = shared.device_table().placement.clone();
     if in_force.is_none_or(|in_force| !Arc::ptr_eq(&in_force, present)) {
         return Verdict::Overtaken;
     }
@@ -277,7 +275,7 @@ async fn move_to(
     }
     // Who waits for this lock is let in before those that come later: it takes as long as the program
     // that runs.
-    let guard = shared.gate.clone().write_owned().await;
+    let guard = shared.plan_lock.clone().write_owned().await;
     Verdict::Move { placement, now, then, guard }
 }
 
@@ -292,7 +290,7 @@ fn by_profiles(
     placement::settle(&cluster, planned)
 }
 
-/// Takes over what was measured before of devices and links that are not in `profile`.
+/// Adds what was measured before of devices and links that are not in `profile`.
 fn keep_others(profile: &mut ClusterProfile, before: &ClusterProfile) {
     let new = |device: &&DeviceProfile| profile.device(&device.device).is_err();
     let devices: Vec<_> = before.devices.iter().filter(new).cloned().collect();
@@ -303,7 +301,7 @@ fn keep_others(profile: &mut ClusterProfile, before: &ClusterProfile) {
     profile.devices.extend(devices);
 }
 
-/// Whether profiles were measured for what a device offers.
+/// Whether `profile` was measured for what a device offers.
 pub(super) fn covers(profile: &ClusterProfile, offer: &Offer) -> bool {
     profile.device(&offer.name).is_ok_and(|device| device.threads == offer.threads)
 }
@@ -318,12 +316,12 @@ async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfil
     collected.map_err(|reason| (None, reason))
 }
 
-/// The cluster of some devices alone. A coordinator that was killed has left them in their places, and
-/// there they refuse to measure.
+/// The cluster of some devices alone, which are freed from the places in which a coordinator that was killed has left
+/// them: there they refuse to measure.
 async fn freed(shared: &Arc<Shared>, wanted: impl Fn(Index) -> bool) -> Cluster {
     let mut cluster = (*shared.cluster()).clone();
     let held: Vec<(Index, Epoch)> = {
-        let board = shared.board();
+        let board = shared.device_table();
         let described = board.entries.iter().enumerate().filter(|(device, _)| wanted(*device));
         let held = described.filter_map(|(i, e)| Some((i, Epoch(e.description.as_ref()?.epoch))));
         held.filter(|(_, epoch)| epoch.0 > 0).collect()
@@ -336,7 +334,7 @@ async fn freed(shared: &Arc<Shared>, wanted: impl Fn(Index) -> bool) -> Cluster 
     cluster
 }
 
-/// Tells the fleet's listener of measurements.
+/// Reports measurements to the fleet's listener.
 fn profiling(shared: &Shared) -> impl Fn(profile::Progress) + Send + Sync + 'static {
     let listener = shared.listener.clone();
     move |progress| listener(Notice::Profiling { progress })

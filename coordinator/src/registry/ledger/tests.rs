@@ -20,12 +20,12 @@ fn nobody(_: &DeviceName) -> bool {
     false
 }
 
-/// An ask on a channel, as a good guest makes it.
-fn ask(id: InvitationId, secret: &Secret, wish: &str, channel: u8) -> Ask {
+/// A request to join on a channel, as an honest machine sends it.
+fn ask(id: InvitationId, secret: &Secret, wish: &str, channel: u8) -> JoinRequest {
     let request = Request::new().unwrap();
     let key = Request::key_of(request.der()).unwrap();
     let proof = Proof::of_guest(secret, &binding(channel), request.der(), &key, wish);
-    Ask { invitation: id, wish: wish.to_owned(), request: request.der().to_vec(), proof }
+    JoinRequest { invitation: id, wish: wish.to_owned(), request: request.der().to_vec(), proof }
 }
 
 fn invited(terms: Terms) -> (Ledger, InvitationId, Secret) {
@@ -107,7 +107,7 @@ fn a_key_is_certified_once() {
     ledger.admit(NOW, &first, &binding(1), nobody).unwrap();
     let key = Request::key_of(&first.request).unwrap();
     let proof = Proof::of_guest(&secret, &binding(2), &first.request, &key, "pi-2");
-    let again = Ask { wish: "pi-2".into(), proof, ..first };
+    let again = JoinRequest { wish: "pi-2".into(), proof, ..first };
     assert_eq!(ledger.admit(NOW, &again, &binding(2), nobody), Err(Denial::KnownKey));
 }
 

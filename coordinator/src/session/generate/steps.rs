@@ -1,20 +1,21 @@
 //! Where the sequences of all requests meet: each says what it waits for, and whoever has the turn runs the next
 //! step of all of them.
 
-use super::way::Way;
+use super::sequence::SequenceState;
 use crate::{
     admission::Turn,
     client_memory::Who,
     error::{self, RequestError},
-    fleet::{CachedSequence, Outlook, Readiness, Run, Task},
-    kv_blocks::{Got, KvBlocks, Prefix},
-    scheduler::{Limits, Part, Scheduler, Step, Waiting},
+    fleet::{CachedSequence, FleetStatus, Readiness, Run, Task},
+    kv_blocks::{Allocation, KvBlocks, Prefix},
+    scheduler::{Limits, Scheduler, SequenceStep, Step, Waiting},
     session::Session,
 };
 use galaxy_common::{
-    BatchShape, Breadth, Burst, Cache, Epoch, Segment, Text, TokenGoal, Wanted, plan::Phase,
+    BatchShape, Burst, Cache, CandidateCount, Epoch, Segment, Sequence, TokenGoal, Wanted,
+    plan::Phase,
 };
-use galaxy_engine::{generate::Told, pace::Ran};
+use galaxy_engine::{generate::TokenEvent, pace::Ran};
 use galaxy_graph::budget;
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -25,99 +26,99 @@ use tokio::{
     time::Instant,
 };
 
-/// The sequences that are here.
+/// The sequences of all requests that generate tokens.
 pub(in crate::session) struct Steps {
     state: Mutex<State>,
-    /// How many have had a step and not said yet whether they wait for another.
+    /// How many sequences have had a step, and have not said yet whether they wait for another.
     between: watch::Sender<usize>,
-    /// Changes whenever there may be something to run that was not there before.
+    /// Changes whenever there may be something new to run.
     changed: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     scheduler: Scheduler,
-    /// In the order in which they came to wait.
+    /// The waiting sequences, in the order in which they came to wait.
     waiting: Vec<Entry>,
-    /// Places that were given to sequences by the time when they came, and to those that wait.
+    /// The number of the sequence that came last, by which the oldest is known.
     ages: u64,
     numbers: u64,
     blocks: KvBlocks,
-    /// How many had no room when somebody looked last.
+    /// How many waiting sequences had no room at the last look.
     starving: usize,
-    /// What is counted of them; what can be seen is filled in when somebody asks.
+    /// Counts since the beginning; those that can be seen in the state are filled in when somebody asks.
     counts: Sequences,
 }
 
-/// The sequences that generate tokens.
+/// Counts of the sequences that generate tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sequences {
-    /// How many wait for a step.
+    /// How many sequences wait for a step.
     pub waiting: usize,
-    /// How many are in the step that runs.
+    /// How many sequences are in the step that runs.
     pub running: usize,
-    /// The most that were in one step since the beginning.
+    /// The most sequences that were in one step since the beginning.
     pub most: usize,
-    /// How many lost their room to an older one since the beginning.
+    /// How many sequences were evicted for an older one since the beginning.
     pub evicted: u64,
-    /// How many began with rows that were in the cache already, since the beginning,
+    /// How many sequences began with rows of the prefix cache since the beginning.
     pub prefixes: u64,
-    /// and how many rows these were.
+    /// How many rows of the prefix cache sequences began with since the beginning.
     pub prefix_rows: u64,
-    /// Blocks of the key-value cache,
+    /// How many blocks the KV cache has.
     pub blocks: u32,
-    /// and how many of them no sequence has that goes on.
+    /// How many blocks of the KV cache no running sequence has.
     pub free: u32,
-    /// Tokens that were generated since the beginning.
+    /// How many tokens were generated since the beginning.
     pub tokens: u64,
-    /// Rows that were drafted since the beginning,
+    /// How many rows were drafted since the beginning.
     pub drafted: u64,
-    /// and how many of them were right.
+    /// How many drafted rows were right since the beginning.
     pub accepted: u64,
 }
 
 struct Entry {
     number: u64,
     client: Who,
-    wish: Wish,
+    wish: StepRequest,
     since: Instant,
     answer: oneshot::Sender<Answered>,
 }
 
 /// What a sequence waits for.
-pub(super) struct Wish {
-    /// Its place among all sequences by the time when they came.
+pub(super) struct StepRequest {
+    /// Its number by the order in which sequences came: the oldest has the least.
     pub(super) age: u64,
-    /// Which of a client's come first.
+    /// Its priority among the sequences of its client: lower numbers come first.
     pub(super) priority: i32,
-    /// With all tokens so far.
-    pub(super) text: Arc<Text>,
-    /// Rows that are in the cache, and in which epoch.
-    pub(super) kept: Option<(Epoch, u32)>,
-    /// Tokens that it may get still.
+    /// The sequence with all its tokens so far.
+    pub(super) sequence: Arc<Sequence>,
+    /// The epoch in which its rows are cached, and how many are; none where none are.
+    pub(super) cached: Option<(Epoch, u32)>,
+    /// How many tokens it may still get.
     pub(super) left: u32,
-    pub(super) breadth: Breadth,
-    /// Tokens that end it.
+    pub(super) candidates: CandidateCount,
+    /// The tokens that end it.
     pub(super) ends: Arc<[u32]>,
     /// Whether it is to run without others.
     pub(super) alone: bool,
-    /// Whether rows are the same whatever comes behind them, so that others may begin with them.
+    /// Whether its rows are the same whatever comes behind them, so that others may begin with them.
     pub(super) reusable: bool,
-    /// Is told of its tokens.
-    pub(super) tell: mpsc::UnboundedSender<Told>,
+    /// Receives its tokens as they are generated.
+    pub(super) tell: mpsc::UnboundedSender<TokenEvent>,
 }
 
-/// What became of a wish.
+/// The answer to a wish.
 pub(super) struct Answered {
-    pub(super) came: Came,
+    pub(super) came: StepOutcome,
     /// Until this is dropped the next step waits for the sequence.
-    pub(super) between: Between,
+    pub(super) between: RejoinGuard,
 }
 
-pub(super) enum Came {
-    /// A step of it, among so many sequences.
+pub(super) enum StepOutcome {
+    /// A step of the sequence, and how many sequences were in it.
     Step(Result<Stepped, RequestError>, usize),
-    /// Its room is another's: all its rows are to be run again.
+    /// The sequence was evicted: all its rows are to be run again.
     Evicted,
 }
 
@@ -126,20 +127,20 @@ pub(in crate::session) struct Stepped {
     pub(in crate::session) run: Arc<Run>,
     pub(in crate::session) phase: Phase,
     pub(in crate::session) shape: BatchShape,
-    /// Rows of this sequence that were in the cache,
-    pub(in crate::session) past: u32,
-    /// and those that were run.
+    /// How many rows of this sequence were cached before.
+    pub(in crate::session) context_len: u32,
+    /// How many rows of this sequence were run.
     pub(super) rows: u32,
-    /// Candidates that its last token took, if it got some.
-    pub(super) breadth: Option<Breadth>,
-    /// How long it had waited.
+    /// How many candidates its last token took, if it got one.
+    pub(super) candidates: Option<CandidateCount>,
+    /// How long the sequence had waited.
     pub(in crate::session) queued: Duration,
 }
 
 /// A sequence that has had a step and may wait for another.
-pub(super) struct Between(Arc<Steps>);
+pub(super) struct RejoinGuard(Arc<Steps>);
 
-impl Drop for Between {
+impl Drop for RejoinGuard {
     fn drop(&mut self) {
         self.0.between.send_modify(|between| *between -= 1);
     }
@@ -153,12 +154,12 @@ pub(super) struct WaitingSequence {
 }
 
 impl WaitingSequence {
-    /// Whether no step runs with the sequence.
+    /// Whether the sequence still waits, and no step runs with it.
     pub(super) fn waits(&self) -> bool {
         self.steps.lock().waiting.iter().any(|entry| entry.number == self.number)
     }
 
-    /// Leaves, unless a step with the sequence runs already.
+    /// Takes the sequence out, unless a step runs with it already. Says whether it is out.
     pub(super) fn leave(&self) -> bool {
         let mut state = self.steps.lock();
         let before = state.waiting.len();
@@ -178,30 +179,30 @@ struct Next {
     phase: Phase,
     epoch: Epoch,
     taken: Taken,
-    between: Vec<Between>,
+    between: Vec<RejoinGuard>,
     task: Option<Task>,
 }
 
 /// A sequence that takes part in a step.
 struct Chosen {
-    part: Part,
+    part: SequenceStep,
     entry: Entry,
-    /// Rows of it that are in the cache, its own or those that it begins with.
-    past: u32,
-    /// Its blocks, where devices do not know of all.
+    /// How many of its rows are cached, its own or those that it begins with.
+    context_len: u32,
+    /// Its blocks of the KV cache; none where devices know of all of them already.
     table: Option<Arc<[u32]>>,
 }
 
 /// Sequences that were taken out of those that wait.
 #[derive(Default)]
 struct Taken {
-    /// Those whose room is another's.
+    /// The sequences that are evicted.
     evicted: Vec<Entry>,
-    /// Those of a step.
+    /// The sequences that take part in the step.
     chosen: Vec<Chosen>,
-    /// Slots that devices have to forget before the step,
+    /// Slots that devices have to forget before the step.
     before: Vec<u32>,
-    /// and behind it.
+    /// Slots that devices have to forget after the step.
     after: Vec<u32>,
 }
 
@@ -220,26 +221,26 @@ impl Steps {
         self.changed.send_modify(|changed| *changed += 1);
     }
 
-    /// Changes whenever there may be something to run that was not there before.
+    /// Changes whenever there may be something new to run.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// The place of a sequence that comes.
+    /// The number of a sequence that comes, by which the oldest is known.
     pub(super) fn arrive(&self) -> u64 {
         let mut state = self.lock();
         state.ages += 1;
         state.ages
     }
 
-    /// A sequence has ended. Its rows stay where they are until their room is needed, so that another may begin
-    /// with them. Gives an epoch and what devices have to forget of it.
-    pub(super) fn depart(&self, client: &Who, way: &Way) -> (Epoch, Vec<u32>) {
+    /// Ends a sequence. Its rows stay cached until their blocks are needed, so that another may begin with them. Gives
+    /// an epoch, and the slots that devices have to forget in it.
+    pub(super) fn depart(&self, client: &Who, way: &SequenceState) -> (Epoch, Vec<u32>) {
         let mut state = self.lock();
-        let (slot, epoch) = (way.text.slot, state.blocks.epoch());
-        let forgotten = match way.kept.filter(|(of, _)| *of == epoch && way.reusable) {
+        let (slot, epoch) = (way.sequence.slot, state.blocks.epoch());
+        let forgotten = match way.cached.filter(|(of, _)| *of == epoch && way.reusable) {
             Some((_, rows)) => {
-                let tokens = way.text.tokens[..rows as usize].to_vec();
+                let tokens = way.sequence.tokens[..rows as usize].to_vec();
                 state.blocks.end(slot, client.clone(), tokens)
             }
             None if state.blocks.give(slot) => vec![slot],
@@ -250,23 +251,23 @@ impl Steps {
         (epoch, forgotten)
     }
 
-    /// Whether some wait for room that others have.
+    /// Whether some sequences wait for blocks that others have.
     pub(super) fn starving(&self) -> bool {
         self.lock().starving > 0
     }
 
-    /// Whether there is room for so many rows that no sequence has.
+    /// Whether `rows` rows have room in blocks that no running sequence has.
     pub(super) fn has_room(&self, rows: usize) -> bool {
         rows <= (self.lock().blocks.free() * Cache::BLOCK) as usize
     }
 
     /// Makes the next step wait for a sequence.
-    pub(super) fn between(self: &Arc<Self>) -> Between {
+    pub(super) fn between(self: &Arc<Self>) -> RejoinGuard {
         self.between.send_modify(|between| *between += 1);
-        Between(self.clone())
+        RejoinGuard(self.clone())
     }
 
-    /// What there is.
+    /// Counts of the sequences, as they are now.
     pub(in crate::session) fn sequences(&self) -> Sequences {
         let state = self.lock();
         Sequences {
@@ -277,8 +278,8 @@ impl Steps {
         }
     }
 
-    /// Waits for a step.
-    pub(super) fn wait(self: &Arc<Self>, client: &Who, wish: Wish) -> WaitingSequence {
+    /// Has a sequence wait for a step.
+    pub(super) fn wait(self: &Arc<Self>, client: &Who, wish: StepRequest) -> WaitingSequence {
         let (sender, answer) = oneshot::channel();
         let mut state = self.lock();
         state.numbers += 1;
@@ -290,15 +291,15 @@ impl Steps {
         WaitingSequence { steps: self.clone(), number, answer }
     }
 
-    /// Takes what is to run next out of those that wait. None where nothing can run.
+    /// Takes what is to run next out of the waiting sequences. None where nothing can run.
     fn next(
         self: &Arc<Self>,
-        outlook: &Outlook,
+        outlook: &FleetStatus,
         ready: Option<Epoch>,
         drafts: bool,
     ) -> Option<Next> {
         let mut state = self.lock();
-        let kept = state.waiting.iter().filter_map(|entry| entry.wish.kept);
+        let kept = state.waiting.iter().filter_map(|entry| entry.wish.cached);
         let epoch = ready.or(kept.map(|(epoch, _)| epoch).max()).unwrap_or_default();
         let (cache, sequences) = match outlook.plan.as_deref() {
             Some(plan) => (plan.cache, budget::sequences(plan)),
@@ -306,7 +307,8 @@ impl Steps {
         };
         state.blocks.enter(epoch, cache);
         for (entry, error) in state.refused(ready.is_some()) {
-            let answered = Answered { came: Came::Step(Err(error), 1), between: self.between() };
+            let answered =
+                Answered { came: StepOutcome::Step(Err(error), 1), between: self.between() };
             drop(entry.answer.send(answered));
         }
         let prefixes: Vec<Option<Prefix>> =
@@ -318,7 +320,8 @@ impl Steps {
             let step = state.scheduler.next(&waiting, limits);
             let runs = |at| step.iter().flat_map(|step| &step.parts).any(|part| part.index == at);
             let starves = |(at, of): &(usize, &Waiting<&Who>)| {
-                !runs(*at) && (of.past + of.rows).div_ceil(Cache::BLOCK) > of.blocks + limits.free
+                !runs(*at)
+                    && (of.context_len + of.rows).div_ceil(Cache::BLOCK) > of.blocks + limits.free
             };
             let starving = waiting.iter().enumerate().filter(starves).count();
             (step, starving)
@@ -333,7 +336,7 @@ impl Steps {
         }
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
-            (std::cmp::Reverse(entry.wish.breadth), part.count.is_none())
+            (std::cmp::Reverse(entry.wish.candidates), part.count.is_none())
         });
         let between = taken.chosen.iter().map(|_| self.between()).collect();
         let task = task(&taken.chosen, (phase, steps, row_cost), epoch);
@@ -356,20 +359,22 @@ impl Steps {
         };
         state.scheduler.ran(phase, ran, run.took);
         state.counts.tokens += u64::from(run.decoded.tokens());
-        chosen.iter().for_each(|chosen| state.blocks.told(chosen.entry.wish.text.slot));
+        chosen
+            .iter()
+            .for_each(|chosen| state.blocks.note_announced(chosen.entry.wish.sequence.slot));
     }
 }
 
 impl State {
-    /// Takes out those that cannot go on as they are, and says why: what was kept of them is gone, or, where the
-    /// plan is known, its cache is too small for them.
+    /// Takes out the sequences that cannot go on as they are, and says why: their cached rows are gone, or, where the
+    /// plan is known, its KV cache is too small for them.
     fn refused(&mut self, planned: bool) -> Vec<(Entry, RequestError)> {
         let (epoch, rows) = (self.blocks.epoch(), self.blocks.all() * Cache::BLOCK);
-        let why = |Entry { wish, .. }: &Entry| match wish.kept {
-            Some((of, _)) if of != epoch => Some(RequestError::TextLost { epoch: of }),
-            _ if planned && wish.text.tokens.len() > rows as usize => {
-                let (what, tokens) = ("the sequence".to_owned(), wish.text.tokens.len());
-                let limited_by = error::CACHE_ROWS;
+        let why = |Entry { wish, .. }: &Entry| match wish.cached {
+            Some((of, _)) if of != epoch => Some(RequestError::CacheLost { epoch: of }),
+            _ if planned && wish.sequence.tokens.len() > rows as usize => {
+                let (what, tokens) = ("the sequence".to_owned(), wish.sequence.tokens.len());
+                let limited_by = error::KV_CACHE_TOKENS;
                 Some(RequestError::TooLong { what, tokens, limit: rows, limited_by })
             }
             _ => None,
@@ -378,52 +383,63 @@ impl State {
         self.waiting.extract_if(.., |entry| why(entry).is_some()).filter_map(refused).collect()
     }
 
-    /// Those that wait, as the scheduler sees them.
+    /// The waiting sequences, as the scheduler sees them.
     fn seen(&self, prefixes: &[Option<Prefix>]) -> Vec<Waiting<&Who>> {
         let (all, now) = (self.waiting.iter().zip(prefixes), Instant::now());
         all.map(|(Entry { client, wish, since, .. }, prefix)| {
             let there = prefix.map_or(0, |prefix| prefix.rows);
-            let past = wish.kept.map_or(there, |(_, rows)| rows);
-            let rows = wish.text.tokens.len() as u32 - past;
-            let begins = wish.kept.is_none();
-            let blocks = if begins { 0 } else { self.blocks.held(wish.text.slot) };
-            let Wish { age, priority, left, alone, .. } = *wish;
+            let past = wish.cached.map_or(there, |(_, rows)| rows);
+            let rows = wish.sequence.tokens.len() as u32 - past;
+            let begins = wish.cached.is_none();
+            let blocks = if begins { 0 } else { self.blocks.held(wish.sequence.slot) };
+            let StepRequest { age, priority, left, alone, .. } = *wish;
             let waited = now.saturating_duration_since(*since);
-            Waiting { client, priority, waited, age, past, rows, left, blocks, begins, alone }
+            Waiting {
+                client,
+                priority,
+                waited,
+                age,
+                context_len: past,
+                rows,
+                left,
+                blocks,
+                begins,
+                alone,
+            }
         })
         .collect()
     }
 
-    /// Takes the sequences of a step out of those that wait, by their places among them, and gives them their
-    /// blocks. Where a sequence's are not to be had after all, it waits on.
+    /// Takes the sequences of a step out of those that wait, by their index, and gives them their blocks. A sequence
+    /// whose blocks are not to be had after all waits on.
     fn taken(
         &mut self,
         evicted: Vec<usize>,
-        parts: Vec<Part>,
+        parts: Vec<SequenceStep>,
         prefixes: &[Option<Prefix>],
     ) -> Taken {
         let mut all: Vec<_> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         let evicted = evicted.into_iter().filter_map(|index| all[index].take()).collect();
         let mut taken = Taken { evicted, ..Taken::default() };
         for entry in &taken.evicted {
-            self.blocks.give(entry.wish.text.slot);
-            taken.before.push(entry.wish.text.slot);
+            self.blocks.give(entry.wish.sequence.slot);
+            taken.before.push(entry.wish.sequence.slot);
         }
         let sources = parts.iter().filter_map(|part| prefixes[part.index]);
         let sources: Vec<u32> = sources.map(|prefix| prefix.of).collect();
         for (at, part) in parts.into_iter().enumerate() {
-            // The first has what it was given room for, if others lose by that what they would begin with.
+            // The first gets its room even if others lose the rows with which they would begin.
             let needed = if at == 0 { &[] } else { &sources[..] };
             let Some(entry) = all[part.index].take() else { continue };
-            let (slot, prefix) = (entry.wish.text.slot, prefixes[part.index]);
-            if entry.wish.kept.is_none() {
+            let (slot, prefix) = (entry.wish.sequence.slot, prefixes[part.index]);
+            if entry.wish.cached.is_none() {
                 self.blocks.give(slot);
             }
-            // Another may have taken over what it would begin with.
+            // Another may have taken over the rows with which it would begin.
             let there = prefix.is_none() || prefix_of(&self.blocks, &entry) == prefix;
             let rows = part.blocks * Cache::BLOCK;
             let got = there.then(|| self.blocks.take(slot, prefix, rows, needed)).flatten();
-            let Some(Got { table, before, after }) = got else {
+            let Some(Allocation { table, before, after }) = got else {
                 all[part.index] = Some(entry);
                 continue;
             };
@@ -432,8 +448,8 @@ impl State {
             let there = prefix.map_or(0, |prefix| prefix.rows);
             self.counts.prefixes += u64::from(prefix.is_some());
             self.counts.prefix_rows += u64::from(there);
-            let past = entry.wish.kept.map_or(there, |(_, rows)| rows);
-            taken.chosen.push(Chosen { part, entry, past, table });
+            let past = entry.wish.cached.map_or(there, |(_, rows)| rows);
+            taken.chosen.push(Chosen { part, entry, context_len: past, table });
         }
         self.waiting = all.into_iter().flatten().collect();
         self.counts.running = taken.chosen.len();
@@ -443,13 +459,13 @@ impl State {
     }
 }
 
-/// The rows that are there of what a sequence begins with: they are not run again.
+/// The cached rows with which a sequence begins, and which are not run again.
 fn prefix_of(blocks: &KvBlocks, Entry { client, wish, .. }: &Entry) -> Option<Prefix> {
-    let begins = wish.kept.is_none() && wish.reusable;
-    begins.then(|| blocks.prefix(client, &wish.text.tokens)).flatten()
+    let begins = wish.cached.is_none() && wish.reusable;
+    begins.then(|| blocks.prefix(client, &wish.sequence.tokens)).flatten()
 }
 
-/// The program of a step of an epoch; none of no sequences.
+/// The program of a step in an epoch; none for no sequences.
 fn task(
     chosen: &[Chosen],
     (phase, steps, row_cost): (Phase, u32, Option<f32>),
@@ -458,26 +474,26 @@ fn task(
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
-    for Chosen { part, entry: Entry { wish, .. }, past, table } in chosen {
+    for Chosen { part, entry: Entry { wish, .. }, context_len: past, table } in chosen {
         // Only one at a time is asked for all candidates.
-        let breadth = match wish.breadth {
-            Breadth::All if all => Breadth::Many,
+        let breadth = match wish.candidates {
+            CandidateCount::All if all => CandidateCount::Many,
             breadth => breadth,
         };
         let wanted = match part.count {
             None => Wanted::Nothing,
             Some(count) => {
-                all |= breadth == Breadth::All;
+                all |= breadth == CandidateCount::All;
                 goals.push(TokenGoal { count, stop: wish.ends.clone() });
                 Wanted::Token(breadth)
             }
         };
-        let slot = wish.text.slot;
-        segments.push(Segment { slot, past: *past, kept: true, rows: part.rows, wanted });
-        rows.extend_from_slice(&wish.text.tokens[*past as usize..(*past + part.rows) as usize]);
+        let slot = wish.sequence.slot;
+        segments.push(Segment { slot, context_len: *past, cached: true, rows: part.rows, wanted });
+        rows.extend_from_slice(&wish.sequence.tokens[*past as usize..(*past + part.rows) as usize]);
         let room = |table: Arc<[u32]>| {
             let rows = table.len() as u32 * Cache::BLOCK;
-            (Arc::new(Text { rows, ..Text::clone(&wish.text) }), table)
+            (Arc::new(Sequence { rows, ..Sequence::clone(&wish.sequence) }), table)
         };
         cached.push(CachedSequence {
             room: table.clone().map(room),
@@ -491,16 +507,16 @@ fn task(
 }
 
 impl Session {
-    /// Runs the next step of all sequences that wait. False where there is none.
+    /// Runs the next step of all waiting sequences. False where there is nothing to run.
     pub(super) async fn lead(&self, turn: Turn) -> bool {
         let steps = &self.inner.steps;
-        // Those that had the last one join in.
+        // Sequences that had the last step join in.
         drop(steps.between.subscribe().wait_for(|between| *between == 0).await);
         let ready = match self.readiness() {
             Readiness::Ready(epoch) => Some(epoch),
             _ => None,
         };
-        let Some(next) = steps.next(&self.outlook(), ready, self.inner.limits.drafts) else {
+        let Some(next) = steps.next(&self.fleet_status(), ready, self.inner.limits.drafts) else {
             return false;
         };
         // A task of its own: the program runs to its end, whoever still waits for it.
@@ -516,7 +532,7 @@ impl Session {
             self.inner.fleet.forget(epoch, slot).await;
         }
         for Entry { answer, .. } in evicted {
-            let answered = Answered { came: Came::Evicted, between: steps.between() };
+            let answered = Answered { came: StepOutcome::Evicted, between: steps.between() };
             drop(answer.send(answered));
         }
         let Some(task) = task else { return steps.change() };
@@ -534,18 +550,21 @@ impl Session {
         drop(turn);
         let together = chosen.len();
         let mut breadths = result.iter().flat_map(|run| run.decoded.breadths.clone());
-        for (Chosen { part, entry, past, .. }, between) in chosen.into_iter().zip(between) {
+        for (Chosen { part, entry, context_len: past, .. }, between) in
+            chosen.into_iter().zip(between)
+        {
             let breadth = part.count.and_then(|_| breadths.next());
             let stepped = |run: &Arc<Run>| Stepped {
                 run: run.clone(),
                 phase,
                 shape: run.decoded.last.as_ref().unwrap_or(&shape).clone(),
-                past,
+                context_len: past,
                 rows: part.rows,
-                breadth,
+                candidates: breadth,
                 queued: begun.saturating_duration_since(entry.since),
             };
-            let came = Came::Step(result.as_ref().map(stepped).map_err(Clone::clone), together);
+            let came =
+                StepOutcome::Step(result.as_ref().map(stepped).map_err(Clone::clone), together);
             drop(entry.answer.send(Answered { came, between }));
         }
         steps.change();
@@ -557,7 +576,7 @@ impl Session {
 mod tests {
     use super::*;
     use galaxy_common::{Bytes, CacheType, DeviceName, Plan, Sampling, Strategy, WireType};
-    use galaxy_graph::share::{self, Member, Terms};
+    use galaxy_graph::share::{self, Member, PlanOptions};
     use galaxy_model::ModelDir;
     use proptest::prelude::*;
     use std::path::Path;
@@ -565,7 +584,7 @@ mod tests {
     fn plan(blocks: u32) -> Plan {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/llama");
         let model = ModelDir::open(&path).unwrap();
-        let terms = Terms {
+        let terms = PlanOptions {
             model: model.name(),
             fingerprint: model.fingerprint(),
             formats: model.formats(),
@@ -580,12 +599,12 @@ mod tests {
         share::plan(model.spec(), &terms, &[member]).unwrap()
     }
 
-    /// A sequence that begins as one of two others do, and goes on as that.
-    fn way(age: u64, base: u32, prompt: usize, rows: u32) -> Way {
+    /// A sequence that begins like one of two others, and continues alike.
+    fn sequence_state(age: u64, base: u32, prompt: usize, rows: u32) -> SequenceState {
         let tokens = (0..prompt as u32).map(|at| at * base % 90).collect();
         let sampling = Sampling::greedy();
-        let text = Text { slot: age as u32, rows, sampling, tokens, prompt };
-        Way::new((age, 0), text, false, [].into(), true)
+        let text = Sequence { slot: age as u32, rows, sampling, tokens, prompt };
+        SequenceState::new((age, 0), text, false, [].into(), true)
     }
 
     proptest! {
@@ -599,7 +618,7 @@ mod tests {
         ) {
             let plan = plan(blocks);
             let most = plan.cache.rows;
-            let outlook = Outlook {
+            let outlook = FleetStatus {
                 strategy: plan.strategy,
                 max_rows: plan.max_rows,
                 cache: plan.cache,
@@ -610,12 +629,12 @@ mod tests {
             let steps = Steps::new();
             let all = sequences.into_iter().filter(|(_, prompt, _)| *prompt < most as usize);
             let mut to_come = all.collect::<Vec<_>>();
-            let (mut going, mut rounds) = (Vec::<(u32, Way, WaitingSequence)>::new(), 0);
+            let (mut going, mut rounds) = (Vec::<(u32, SequenceState, WaitingSequence)>::new(), 0);
             let (tell, _told) = mpsc::unbounded_channel();
             loop {
                 while going.len() < at_once && let Some((base, prompt, left)) = to_come.pop() {
                     let rows = (prompt as u32 + left).min(most);
-                    let way = way(steps.arrive(), base, prompt, rows);
+                    let way = sequence_state(steps.arrive(), base, prompt, rows);
                     let place = steps.wait(&None, way.wish(tell.clone()));
                     going.push((base, way, place));
                 }
@@ -629,28 +648,28 @@ mod tests {
                     return Err(TestCaseError::fail("nobody runs"));
                 };
                 prop_assert!(!taken.chosen.is_empty() || !taken.evicted.is_empty());
-                let slots: Vec<u32> = taken.evicted.iter().map(|of| of.wish.text.slot).collect();
+                let slots: Vec<u32> = taken.evicted.iter().map(|of| of.wish.sequence.slot).collect();
                 for (_, way, place) in &mut going {
-                    if slots.contains(&way.text.slot) {
-                        way.kept = None;
+                    if slots.contains(&way.sequence.slot) {
+                        way.cached = None;
                         *place = steps.wait(&None, way.wish(tell.clone()));
                     }
                 }
                 drop(between);
-                for Chosen { part, entry, past, .. } in taken.chosen {
-                    let slot = entry.wish.text.slot;
-                    let at = going.iter().position(|(_, way, _)| way.text.slot == slot).unwrap();
+                for Chosen { part, entry, context_len, .. } in taken.chosen {
+                    let slot = entry.wish.sequence.slot;
+                    let at = going.iter().position(|(_, way, _)| way.sequence.slot == slot).unwrap();
                     let (base, way, _) = &mut going[at];
                     let made = part.count.map_or(0, |count| match phase {
                         Phase::Prefill => 1,
                         Phase::Decode => made.min(count),
                     });
-                    let text = Arc::make_mut(&mut way.text);
+                    let text = Arc::make_mut(&mut way.sequence);
                     for _ in 0..made {
                         text.tokens.push(text.tokens.len() as u32 * *base % 90);
                     }
-                    let rows = past + part.rows + made.saturating_sub(1);
-                    way.kept = Some((Epoch(1), rows));
+                    let rows = context_len + part.rows + made.saturating_sub(1);
+                    way.cached = Some((Epoch(1), rows));
                     prop_assert!(rows <= steps.lock().blocks.held(slot) * Cache::BLOCK);
                     if way.left() == 0 {
                         let (_, way, place) = going.remove(at);

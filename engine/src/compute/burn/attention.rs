@@ -4,7 +4,7 @@ use crate::compute::{cache::KvCache, kernels::attention::seen};
 use burn::{Device, Int, Tensor, TensorData, activation};
 use galaxy_common::{BatchShape, Head, Row, Span};
 use galaxy_graph::operators::Attention;
-use galaxy_model::Distances;
+use galaxy_model::RelativeBias;
 
 /// Query rows of one step: bounds the scores, which are these times the rows that they see for
 /// every head.
@@ -15,23 +15,24 @@ const HIDDEN: f32 = -1e38;
 
 /// Queries, keys and values of a device's heads.
 pub(super) struct Sources<'a> {
-    /// `[rows, heads * width]`
+    /// The queries, `[rows, heads * width]`.
     pub(super) queries: Tensor<2>,
-    /// Row of the batch that is row 0 of the queries.
+    /// The row of the batch that is row 0 of the queries.
     pub(super) first_query: u32,
-    /// `[rows, 2 * kv_heads * width]`: keys | values.
+    /// Keys and values, `[rows, 2 * kv_heads * width]`: keys | values.
     pub(super) keys: Tensor<2>,
-    /// Row of the batch that is row 0 of the keys.
+    /// The row of the batch that is row 0 of the keys.
     pub(super) first_key: u32,
     pub(super) of: &'a Attention,
-    /// Query heads of the device,
+    /// The query heads of the device.
     pub(super) heads: Span<Head>,
-    /// and the key-value head of each, both counted here; none where they are the same.
+    /// The key-value head of each query head, both counted on this device; none where they are the
+    /// same.
     pub(super) kv_of_heads: Option<&'a Tensor<1, Int>>,
-    /// What is added to scores, and its table: `[buckets, all heads]`.
-    pub(super) distances: Option<(Distances, &'a [f32])>,
+    /// The relative position bias that is added to scores, and its table: `[buckets, all heads]`.
+    pub(super) relative_bias: Option<(RelativeBias, &'a [f32])>,
     pub(super) device: &'a Device,
-    /// Rows of texts that go on.
+    /// The KV cache, which has the earlier rows of sequences.
     pub(super) cache: &'a KvCache,
 }
 
@@ -45,7 +46,7 @@ impl Sources<'_> {
         let mut context = Vec::new();
         let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
         for ((own, _), (segment, text)) in seen(shape, rows, self.of).zip(segments) {
-            let past = self.cache.past(text.slot, self.of.layer, text.past);
+            let past = self.cache.cached_rows(text.slot, self.of.layer, text.context_len);
             let past = past.ok().filter(|past| past.rows() > 0).map(|past| {
                 let values = past.values();
                 let shape = [past.rows(), values.len() / past.rows()];
@@ -77,10 +78,11 @@ impl Sources<'_> {
         if let Some(most) = self.of.cap {
             scores = (scores / most).tanh() * most;
         }
-        if let Some((distances, table)) = self.distances {
+        if let Some((distances, table)) = self.relative_bias {
             scores = scores + self.apart(distances, table, own, seen);
         }
-        let masked = self.of.ahead.is_some() && own.len() > 1 || self.of.behind.is_some();
+        let masked =
+            self.of.window_after.is_some() && own.len() > 1 || self.of.window_before.is_some();
         if masked {
             let kept = past.map_or(0, |past| past.dims()[0]);
             scores = scores + self.hidden((own, seen), text, kept);
@@ -89,7 +91,8 @@ impl Sources<'_> {
         context.reshape([own.len() as usize, heads as usize * self.of.width as usize])
     }
 
-    /// `heads` heads from head `first` of each of some rows of a tensor that begins with `first_row`: `[heads, rows, width]`.
+    /// The heads from `first` on, `heads` of them, of some rows of a tensor whose row 0 is `first_row`: `[heads, rows,
+    /// width]`.
     fn part(
         &self,
         of: &Tensor<2>,
@@ -105,7 +108,7 @@ impl Sources<'_> {
         part.reshape([rows.len() as usize, heads, width]).swap_dims(0, 1)
     }
 
-    /// Keys or values for each query head.
+    /// The keys or values of each query head.
     fn shared(&self, of_kv_heads: Tensor<3>) -> Tensor<3> {
         match self.kv_of_heads {
             Some(kv) => of_kv_heads.select(0, kv.clone().narrow(0, 0, self.heads.len() as usize)),
@@ -113,8 +116,14 @@ impl Sources<'_> {
         }
     }
 
-    /// What distances add: `[heads, own, seen]`.
-    fn apart(&self, spec: Distances, table: &[f32], own: Span<Row>, seen: Span<Row>) -> Tensor<3> {
+    /// The relative position bias of these rows: `[heads, own, seen]`.
+    fn apart(
+        &self,
+        spec: RelativeBias,
+        table: &[f32],
+        own: Span<Row>,
+        seen: Span<Row>,
+    ) -> Tensor<3> {
         let all = table.len() / spec.buckets as usize;
         let heads = self.heads;
         let mut values = Vec::with_capacity((heads.len() * own.len() * seen.len()) as usize);
@@ -128,18 +137,18 @@ impl Sources<'_> {
         Tensor::from_data(TensorData::new(values, shape), self.device)
     }
 
-    /// What hides from each row those that it does not see: `[1, own, kept + seen]`.
+    /// The mask that hides from each row the keys that it does not see: `[1, own, kept + seen]`.
     fn hidden(
         &self,
         (own, seen): (Span<Row>, Span<Row>),
         text: Span<Row>,
         kept: usize,
     ) -> Tensor<3> {
-        // All are counted in their text.
+        // Rows are counted within their sequence.
         let at = |row: u32| i64::from(row - text.start()) + kept as i64;
         let keys: Vec<i64> = (0..kept as i64).chain(seen.iter().map(at)).collect();
         let far = |rows: Option<u32>| rows.map_or(i64::MAX / 2, i64::from);
-        let (behind, ahead) = (far(self.of.behind), far(self.of.ahead));
+        let (behind, ahead) = (far(self.of.window_before), far(self.of.window_after));
         let sees = |row: i64, key: i64| row - behind <= key && key <= row + ahead;
         let of = |row: i64, key: i64| if sees(row, key) { 0.0 } else { HIDDEN };
         let row = |row: i64| keys.iter().map(move |key| of(row, *key)).collect::<Vec<f32>>();

@@ -1,6 +1,6 @@
 //! What is done to rows between products, in burn's own operations.
 
-use crate::compute::{call::Misfit, kernels::rotary::Place};
+use crate::compute::{call::OpError, kernels::rotary::RowPosition};
 use burn::{Device, Tensor, TensorData, activation};
 use galaxy_graph::operators::Rotary;
 use galaxy_model::{Activation, ClassActivation, LAPLACE_DEVIATION, LAPLACE_MEAN, NormKind, Pairs};
@@ -9,9 +9,9 @@ use galaxy_model::{Activation, ClassActivation, LAPLACE_DEVIATION, LAPLACE_MEAN,
 pub(super) struct Norm<'a> {
     pub(super) kind: NormKind,
     pub(super) epsilon: f32,
-    /// `[1, columns]`
+    /// The weights, `[1, columns]`.
     pub(super) weight: &'a Tensor<2>,
-    /// The same.
+    /// The biases, `[1, columns]`.
     pub(super) bias: Option<&'a Tensor<2>>,
 }
 
@@ -32,7 +32,7 @@ impl Norm<'_> {
     }
 }
 
-/// An activation of every value.
+/// Applies an activation function to every value.
 pub(super) fn activate(activation: Activation, rows: Tensor<2>) -> Tensor<2> {
     match activation {
         Activation::Gelu => activation::gelu(rows),
@@ -70,7 +70,7 @@ pub(super) fn activate(activation: Activation, rows: Tensor<2>) -> Tensor<2> {
     }
 }
 
-/// The same for what follows the dense layer of a class head.
+/// Applies the activation function behind the dense layer of a class head, if there is one.
 pub(super) fn activate_class(activation: Option<ClassActivation>, rows: Tensor<2>) -> Tensor<2> {
     match activation {
         Some(ClassActivation::Tanh) => rows.tanh(),
@@ -80,7 +80,8 @@ pub(super) fn activate_class(activation: Option<ClassActivation>, rows: Tensor<2
     }
 }
 
-/// Norms heads of each row, each by itself: as many as there are of each norm, one behind another.
+/// Norms each head of each row by itself: as many heads by each norm as `heads` says, one behind
+/// another.
 pub(super) fn norm_heads(
     rows: Tensor<2>,
     heads: [(usize, Norm<'_>); 2],
@@ -98,14 +99,14 @@ pub(super) fn norm_heads(
     rows_beside(Tensor::cat(parts, 1), rows.slice([0..count, first..columns]))
 }
 
-/// Turns pairs of columns of the first `heads` heads of each row by its place.
+/// Rotates pairs of columns of the first `heads` heads of each row by its place.
 ///
 /// # Shapes
-/// rows `[places.len(), any]`, at least `heads * width` columns; as many columns of a head as are
-/// turned are at most `width`.
+/// rows `[places.len(), any]`, at least `heads * width` columns; at most `width` columns of a head are
+/// rotated.
 pub(super) fn rotate(
     rows: Tensor<2>,
-    places: &[Place],
+    places: &[RowPosition],
     rotation: &Rotary,
     heads: usize,
     width: usize,
@@ -118,7 +119,7 @@ pub(super) fn rotate(
     }
     // In f64: at position 100 000 an f32 angle is off by half a percent of a turn.
     let table = |function: fn(f64) -> f64| -> Tensor<3> {
-        let of = |place: &Place| {
+        let of = |place: &RowPosition| {
             let position = f64::from(place.position);
             let scale = f64::from(rotation.scale);
             let value = move |f: &f32| (function(position * f64::from(*f)) * scale) as f32;
@@ -162,7 +163,7 @@ fn rows_beside(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
 }
 
 /// The values of a tensor, on the host.
-pub(super) fn values(rows: Tensor<2>) -> Result<Vec<f32>, Misfit> {
-    let data = rows.try_into_data().map_err(|error| Misfit::Device(format!("{error:?}")))?;
-    data.try_into_vec().map_err(|error| Misfit::Device(format!("{error:?}")))
+pub(super) fn values(rows: Tensor<2>) -> Result<Vec<f32>, OpError> {
+    let data = rows.try_into_data().map_err(|error| OpError::Device(format!("{error:?}")))?;
+    data.try_into_vec().map_err(|error| OpError::Device(format!("{error:?}")))
 }

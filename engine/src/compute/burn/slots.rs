@@ -1,6 +1,6 @@
 //! The slots of the program that runs, as tensors of the device.
 
-use crate::compute::{ComputeError, call::Misfit};
+use crate::compute::{ComputeError, call::OpError};
 use burn::{Device, Tensor};
 use galaxy_common::Bytes;
 use galaxy_graph::program::{Element, Memory, Program, Region, Slot, TensorId};
@@ -8,20 +8,20 @@ use galaxy_graph::program::{Element, Memory, Program, Region, Slot, TensorId};
 /// What each device slot holds: the last tensor of the program that was written to it.
 #[derive(Default)]
 pub(super) struct Slots {
-    slots: Vec<Held>,
+    slots: Vec<SlotTensor>,
     bytes: u64,
 }
 
-struct Held {
-    /// What the slot may hold.
+struct SlotTensor {
+    /// The bytes that the slot may hold.
     bytes: u64,
-    /// Which tensor of the program it holds.
+    /// The tensor of the program that it holds.
     tensor: Option<(TensorId, Tensor<2>)>,
 }
 
 impl Slots {
-    /// Room for these slots. burn allocates when a tensor is written, and keeps what it has for the
-    /// next one; so all that is asked here is whether the host could have that much at all.
+    /// Makes room for these slots. burn allocates when a tensor is written, and keeps what it has for
+    /// the next one; so all that is asked here is whether the host could have that much at all.
     pub(super) fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
         let need = |slot: &Slot| match slot.memory {
             Memory::Device => slot.bytes,
@@ -33,7 +33,7 @@ impl Slots {
             return Err(ComputeError::Memory { wanted: Bytes(total) });
         }
         self.slots.clear();
-        self.slots.extend(slots.iter().map(|slot| Held { bytes: need(slot), tensor: None }));
+        self.slots.extend(slots.iter().map(|slot| SlotTensor { bytes: need(slot), tensor: None }));
         self.bytes = total;
         Ok(())
     }
@@ -43,15 +43,12 @@ impl Slots {
         Bytes(self.bytes)
     }
 
-    /// What a region of a device tensor holds.
-    ///
-    /// # Shapes
-    /// `[rows, columns]` of the region; it has at least one value.
-    pub(super) fn read(&self, program: &Program, region: &Region) -> Result<Tensor<2>, Misfit> {
-        let place = Place::of(program, region)?;
+    /// The values of a region of a device tensor.
+    pub(super) fn read(&self, program: &Program, region: &Region) -> Result<Tensor<2>, OpError> {
+        let place = RegionLocation::of(program, region)?;
         let held = self.slots.get(place.slot).and_then(|held| held.tensor.as_ref());
         let held = held.filter(|(id, held)| *id == region.tensor && held.dims() == place.whole);
-        let (_, tensor) = held.ok_or(Misfit::Why("what it reads is not held"))?;
+        let (_, tensor) = held.ok_or(OpError::Why("what it reads is not held"))?;
         Ok(match place.is_whole() {
             true => tensor.clone(),
             false => tensor.clone().slice([place.rows, place.columns]),
@@ -68,15 +65,15 @@ impl Slots {
         region: &Region,
         device: &Device,
         values: Tensor<2>,
-    ) -> Result<(), Misfit> {
-        let place = Place::of(program, region)?;
+    ) -> Result<(), OpError> {
+        let place = RegionLocation::of(program, region)?;
         if values.dims() != [place.rows.len(), place.columns.len()] {
-            return Err(Misfit::Why("what it reads and writes differ in shape"));
+            return Err(OpError::Why("what it reads and writes differ in shape"));
         }
         let [rows, columns] = place.whole;
-        let held = self.slots.get_mut(place.slot).ok_or(Misfit::Why(NO_ROOM))?;
+        let held = self.slots.get_mut(place.slot).ok_or(OpError::Why(NO_ROOM))?;
         if (rows as u64).saturating_mul(columns as u64).saturating_mul(4) > held.bytes {
-            return Err(Misfit::Why(NO_ROOM));
+            return Err(OpError::Why(NO_ROOM));
         }
         let tensor = if place.is_whole() {
             values
@@ -94,7 +91,7 @@ impl Slots {
 const NO_ROOM: &str = "what it writes has no room";
 
 /// Where a region lies.
-struct Place {
+struct RegionLocation {
     slot: usize,
     /// Rows and columns of the whole tensor.
     whole: [usize; 2],
@@ -102,8 +99,8 @@ struct Place {
     columns: std::ops::Range<usize>,
 }
 
-impl Place {
-    fn of(program: &Program, region: &Region) -> Result<Self, Misfit> {
+impl RegionLocation {
+    fn of(program: &Program, region: &Region) -> Result<Self, OpError> {
         let tensor = program.tensors.get(region.tensor.0 as usize);
         let tensor = tensor.filter(|tensor| {
             tensor.memory == Memory::Device
@@ -113,7 +110,7 @@ impl Place {
                 && !region.rows.is_empty()
                 && !region.columns.is_empty()
         });
-        let tensor = tensor.ok_or(Misfit::Why("a region is not within a tensor of the device"))?;
+        let tensor = tensor.ok_or(OpError::Why("a region is not within a tensor of the device"))?;
         let first = (region.rows.start() - tensor.rows.start()) as usize;
         Ok(Self {
             slot: tensor.slot.0 as usize,

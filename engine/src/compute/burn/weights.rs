@@ -8,18 +8,20 @@ use std::{collections::HashMap, ops::Range};
 
 /// All weights of a shard.
 pub(super) struct Weights {
-    /// By operator.
+    /// The products, by the number of their operator.
     products: Vec<Product>,
-    /// By weight, each `[1, values]`; tables are of as many rows as they have.
+    /// The vectors and tables, by the number of their weight: a vector is `[1, values]`, a table has as
+    /// many rows as it has.
     vectors: Vec<Option<Tensor<2>>>,
-    /// Of each attention, for each query head the key-value head that it uses, both counted on this device;
-    /// none where they are the same.
+    /// The key-value head of each query head of an attention, both counted on this device; absent where they
+    /// are the same.
     kv_of_heads: HashMap<OperatorId, Tensor<1, Int>>,
     /// Bytes of all of them.
     pub(super) bytes: u64,
 }
 
-/// What is held of a product. The matrix is `[inputs, outputs]`, the bias `[1, outputs]`.
+/// The part of a product that a device holds. The matrix is `[inputs, outputs]`, the bias `[1,
+/// outputs]`.
 #[derive(Clone, Default)]
 pub(super) struct Product {
     pub(super) matrix: Option<Tensor<2>>,
@@ -27,7 +29,7 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// A part of it.
+    /// The inputs and columns of the product that `within` names.
     pub(super) fn part(&self, within: &Within) -> Self {
         let range = |range: &Range<u32>| range.start as usize..range.end as usize;
         let columns = |of: &Tensor<2>, rows: Range<usize>| {
@@ -42,7 +44,7 @@ impl Product {
 
 impl Weights {
     /// Moves the weights out of a shard to the device, one by one: no more than one matrix is there
-    /// twice. What distances add to scores stays: there is little of it, and the host reads it.
+    /// twice. Tables of relative position bias stay: they are small, and the host reads them.
     pub(super) fn take(shard: &mut Shard, device: &Device) -> Self {
         let mut mover = Mover { device, bytes: 0 };
         let mut products = Vec::with_capacity(shard.products.len());
@@ -53,7 +55,8 @@ impl Weights {
         }
         let graph = shard.graph.clone();
         let stays = |id: WeightId| {
-            let of = |(_, attention): (_, &Attention)| attention.distances.map(|(_, table)| table);
+            let of =
+                |(_, attention): (_, &Attention)| attention.relative_bias.map(|(_, table)| table);
             graph.attentions().next().and_then(of) == Some(id)
         };
         let types = match graph.get(graph.embed) {
@@ -99,7 +102,7 @@ impl Mover<'_> {
         Tensor::from_data(TensorData::new(values, shape), self.device)
     }
 
-    /// One of matrices that stand side by side; none where there are none.
+    /// One matrix of several that stand side by side; none where there are none.
     fn matrix(&mut self, matrices: Vec<HeldMatrix>) -> Option<Tensor<2>> {
         let one = |matrix: HeldMatrix| {
             let (values, shape) = (matrix.wide(), [matrix.inputs, matrix.outputs]);

@@ -1,9 +1,9 @@
-//! What is done to rows between products: residual additions, and wire format.
+//! Kernels between products: residual additions with their norms, and wire format.
 
 use super::{CpuEngine, alike, norm_of};
 use crate::compute::{
     Staged,
-    call::{Call, Misfit, NO_OPERATOR},
+    call::{Call, NO_OPERATOR, OpError},
     kernels::{
         rows::{self, Joined},
         wire::{self, Tile},
@@ -11,9 +11,9 @@ use crate::compute::{
 };
 use galaxy_graph::operators::OperatorId;
 
-/// A residual addition with its norm, as an operation says it.
+/// A residual addition with its norm, as an operation describes it.
 #[derive(Clone, Copy)]
-pub(super) struct Join {
+pub(super) struct AddNorm {
     pub(super) add: OperatorId,
     pub(super) norm: OperatorId,
     pub(super) post: bool,
@@ -22,21 +22,22 @@ pub(super) struct Join {
 }
 
 impl Call<'_> {
-    /// The staged tile at `at` of what is read, of this shape; none where the operation adds none.
+    /// The staged tile of region `at` of those that are read, if it has this shape; none where the
+    /// operation adds none.
     fn added<'s>(
         &self,
         adds: bool,
         input: Option<&'s [u8]>,
         at: usize,
         shape: (usize, usize),
-    ) -> Result<Option<Tile<'s>>, Misfit> {
+    ) -> Result<Option<Tile<'s>>, OpError> {
         if !adds {
             return Ok(None);
         }
         let tile = self.tile(input, at)?;
         match tile.shape() == shape {
             true => Ok(Some(tile)),
-            false => Err(Misfit::Why("the staged tile differs in shape")),
+            false => Err(OpError::Why("the staged tile differs in shape")),
         }
     }
 }
@@ -45,12 +46,12 @@ impl CpuEngine {
     pub(super) fn join(
         &self,
         call: &Call<'_>,
-        of: Join,
+        of: AddNorm,
         input: Option<&[u8]>,
         written: &mut [Vec<f32>; 2],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let [first, second] = written;
-        let Join { add, norm, post, partial, adds } = of;
+        let AddNorm { add, norm, post, partial, adds } = of;
         let residual = call.target(first, 0)?;
         let (rows, columns) = (residual.rows(), residual.columns());
         let normed = match post {
@@ -58,7 +59,7 @@ impl CpuEngine {
             false => Some(call.target(second, 1)?),
         };
         if normed.as_ref().is_some_and(|n| (n.rows(), n.columns()) != (rows, columns)) {
-            return Err(Misfit::Why("residual and normed rows differ in shape"));
+            return Err(OpError::Why("residual and normed rows differ in shape"));
         }
         let old = call.source(&self.slots, 0)?;
         alike(rows, columns, old)?;
@@ -86,7 +87,7 @@ impl CpuEngine {
         call: &Call<'_>,
         adds: bool,
         staged: Staged<'_>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let rows = call.source(&self.slots, 0)?;
         let shape = (rows.rows(), rows.columns());
         let tile = call.added(adds, staged.input, 1, shape)?;
@@ -94,7 +95,7 @@ impl CpuEngine {
         let out = wire::tile_bytes(wire, shape.0, shape.1)
             .and_then(|bytes| staged.output?.get_mut(..bytes))
             .filter(|out| wire::aligned(wire, out))
-            .ok_or(Misfit::Why("the tile to write is not there, too short or not aligned"))?;
+            .ok_or(OpError::Why("the tile to write is not there, too short or not aligned"))?;
         wire::export(&self.threads, rows, tile, wire, out);
         Ok(())
     }
@@ -104,7 +105,7 @@ impl CpuEngine {
         call: &Call<'_>,
         input: Option<&[u8]>,
         written: &mut [f32],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let out = call.target(written, 0)?;
         let shape = (out.rows(), out.columns());
         if let Some(tile) = call.added(true, input, 0, shape)? {
@@ -118,7 +119,7 @@ impl CpuEngine {
         call: &Call<'_>,
         input: Option<&[u8]>,
         written: &mut [f32],
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), OpError> {
         let out = call.target(written, 0)?;
         let from = call.source(&self.slots, 0)?;
         alike(out.rows(), out.columns(), from)?;

@@ -52,7 +52,7 @@ impl Slots {
         Ok(())
     }
 
-    /// What a region of a device tensor holds; nothing where it does not fit or is being written.
+    /// The values of a region of a device tensor; none where it does not fit or is being written.
     pub(crate) fn area(&self, program: &Program, region: &Region) -> Option<Area<'_>> {
         let tensor = program.tensors.get(region.tensor.0 as usize)?;
         if (tensor.memory, tensor.element) != (Memory::Device, Element::F32) {
@@ -72,7 +72,7 @@ impl Slots {
         taken
     }
 
-    /// Undoes [`Slots::take`].
+    /// Puts back the buffers that [`Slots::take`] took out.
     pub(crate) fn put_back(&mut self, program: &Program, writes: &[Region], taken: [Vec<f32>; 2]) {
         // Backwards: where two regions share a slot the first has its buffer, the second nothing.
         for (region, mut taken) in writes.iter().zip(taken).rev() {

@@ -3,7 +3,7 @@
 
 use std::{marker::PhantomData, ptr::NonNull, slice};
 
-/// Rows x columns that are read.
+/// A rectangle of rows x columns that is read.
 ///
 /// Row `r` is `values[r * stride..][..columns]`.
 #[derive(Clone, Copy)]
@@ -14,7 +14,7 @@ pub(crate) struct Area<'a> {
     stride: usize,
 }
 
-/// Rows x columns that are written.
+/// A rectangle of rows x columns that is written.
 ///
 /// It owns for its lifetime the values of its rows and columns, and no others: what lies between
 /// the end of a row and the start of the next may belong to another area of the same buffer.
@@ -58,7 +58,7 @@ impl<'a> Area<'a> {
         let Extent { rows, columns, stride, .. } = extent;
         Some(Self { values: &buffer[extent.covers(buffer.len())?], rows, columns, stride })
     }
-    /// One row.
+    /// An area of one row.
     pub(crate) fn single(values: &'a [f32]) -> Self {
         Self { values, rows: 1, columns: values.len(), stride: values.len() }
     }
@@ -77,7 +77,7 @@ impl<'a> Area<'a> {
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.stride..][..self.columns]
     }
-    /// `rows` rows from row `row`, `columns` columns from column `column`.
+    /// The part of `rows` rows from row `row` on, and of `columns` columns from column `column` on.
     pub(crate) fn part(&self, row: usize, rows: usize, column: usize, columns: usize) -> Self {
         assert!(row + rows <= self.rows && column + columns <= self.columns);
         let start = row * self.stride + column;
@@ -119,7 +119,7 @@ impl<'a> AreaMut<'a> {
     pub(crate) fn again(&mut self) -> AreaMut<'_> {
         AreaMut { values: PhantomData, ..*self }
     }
-    /// As [`Area::part`].
+    /// The part of `rows` rows from row `row` on, and of `columns` columns from column `column` on.
     pub(crate) fn part(
         &mut self,
         row: usize,
@@ -147,7 +147,7 @@ fn first(values: &mut [f32]) -> NonNull<f32> {
     NonNull::from(values).cast()
 }
 
-/// Room for `len` values, kept.
+/// Makes sure that a buffer has at least `len` values; it never shrinks.
 pub(crate) fn grow(buffer: &mut Vec<f32>, len: usize) {
     if buffer.len() < len {
         buffer.reserve_exact(len - buffer.len());
@@ -155,7 +155,7 @@ pub(crate) fn grow(buffer: &mut Vec<f32>, len: usize) {
     }
 }
 
-/// What can be cut in two, so that two threads may write the halves.
+/// Something that can be cut in two, so that two threads may write the halves.
 pub(crate) trait Cut: Sized + Send {
     /// How many items it has.
     fn items(&self) -> usize;
@@ -201,7 +201,7 @@ impl Cut for WireRows<'_> {
     }
 }
 
-/// A second rectangle of as many rows that may be there.
+/// A rectangle with a second one of as many rows, where there is one.
 impl<A: Cut, B: Cut> Cut for (A, Option<B>) {
     fn items(&self) -> usize {
         self.0.items()

@@ -1,32 +1,32 @@
 //! Attention of query rows over the rows of their segments.
 //!
-//! Scores never fill a matrix: keys are taken by blocks, and what was summed up so far is scaled
-//! down whenever a block has a larger score (the online softmax of Milakov and Gimelshein, as in
-//! FlashAttention). Query rows of heads that share keys and values are worked on together, each a
-//! *lane*. There are two kernels: many lanes stand side by side in vectors ([`many`]); of a few the
-//! keys do ([`few`]).
+//! Scores never fill a matrix: keys are taken by blocks, and what was summed up so far is scaled down
+//! whenever a block has a larger score (the online softmax of Milakov and Gimelshein, as in FlashAttention).
+//! Query rows of heads that share keys and values are worked on together, each a *lane*. There are two
+//! kernels: one for many lanes, which stand side by side in vectors ([`many`]), and one for a few, whose keys
+//! do ([`few`]).
 //!
 //! Both add up in one order, so that a row's context is the same to the bit whatever the number of rows
 //! beside it, and wherever the keys that it sees lie: a score over the columns of a head, one after the
 //! other; weights of a block in four sums, of the keys whose numbers are equal modulo four; a context over
-//! keys. Blocks of keys begin at multiples of [`block`], counted from the first key of the text.
+//! keys. Blocks of keys begin at multiples of [`block`], counted from the first key of the sequence.
 // Hot path: no allocation once the scratch has grown; the only lock is a thread's own.
 
-mod distances;
 mod few;
 mod lanes;
 mod many;
+mod relative_bias;
 
 use super::{
-    super::cache::{GROUP, KvCache, Past},
+    super::cache::{CachedRows, GROUP, KvCache},
     area::{Area, AreaMut, Cut},
     instructions::Instructions,
     threads::Threads,
 };
-pub(crate) use distances::DistanceTable;
 use galaxy_common::{BatchShape, Cache, CacheType, Row, Segment, Span};
 use galaxy_graph::operators::Attention;
 use lanes::Lanes;
+pub(crate) use relative_bias::BiasTable;
 use rten_simd::{Isa, SimdOp, ops::BitOps};
 use std::{
     ops::Range,
@@ -78,28 +78,28 @@ impl Layout {
     }
 }
 
-/// Query rows of one segment. All rows count in the batch.
+/// Query rows of one segment. All rows are numbered within the batch.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct QueryRun {
     rows: Span<Row>,
-    /// All rows of the segment.
+    /// All rows of the segment that are in the batch.
     text: Span<Row>,
-    /// The slot where earlier rows of the text are,
+    /// The slot that has the cached rows of the sequence.
     slot: u32,
-    /// how many there are,
-    past: u32,
-    /// and whether those of the batch are there, too.
-    kept: bool,
+    /// The number of earlier rows of the sequence, which are cached; 0 where the segment caches none.
+    context_len: u32,
+    /// Whether the rows of the batch are cached in the slot, too.
+    cached: bool,
 }
 
-/// What a thread works in: 250 KiB for heads of 64 columns, 490 KiB for those of 1024, which is the
-/// most up to there.
+/// The scratch space of one thread: 250 KiB for heads of 64 columns, 490 KiB for those of 1024, which
+/// is the most up to there.
 #[derive(Default)]
-struct Room {
+struct AttentionBuffers {
     queries: Vec<f32>,
-    /// Context that is not divided by its sum of weights yet.
+    /// The context, not divided by its sum of weights yet.
     context: Vec<f32>,
-    /// Largest scores so far, and sums of weights.
+    /// The largest score of each lane so far, and the sum of its weights.
     state: Vec<f32>,
     scores: Vec<f32>,
     keys: Vec<f32>,
@@ -107,7 +107,7 @@ struct Room {
 }
 
 #[cfg(test)]
-impl Room {
+impl AttentionBuffers {
     fn bytes(&self) -> u64 {
         let Self { queries, context, state, scores, keys, values } = self;
         let all = [queries, context, state, scores, keys, values];
@@ -115,10 +115,10 @@ impl Room {
     }
 }
 
-/// Memory that attention reuses.
+/// Memory that attention reuses, for each thread.
 pub(crate) struct Scratch {
-    parts: Vec<Part>,
-    rooms: Vec<Mutex<Room>>,
+    parts: Vec<QueryRun>,
+    rooms: Vec<Mutex<AttentionBuffers>>,
 }
 
 impl Scratch {
@@ -126,8 +126,8 @@ impl Scratch {
         Self { parts: Vec::new(), rooms: (0..threads.count()).map(|_| Mutex::default()).collect() }
     }
 
-    /// Makes room on every thread for a few lanes of heads of `width` columns: any of them may be the first
-    /// to take some late.
+    /// Makes room on every thread for a few lanes of heads of `width` columns: any thread may be the first to
+    /// take some late.
     pub(crate) fn expect_few(&self, width: usize) {
         for room in &self.rooms {
             few::make_room(&mut room.lock().unwrap_or_else(PoisonError::into_inner), width);
@@ -135,25 +135,25 @@ impl Scratch {
     }
 }
 
-/// What attention reads.
+/// The inputs of attention: queries, keys and values, and where they lie.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
-    /// `[rows, heads * width]`
+    /// The queries, `[rows, heads * width]`.
     pub(crate) queries: Area<'a>,
-    /// Row of the batch that is row 0 of `queries`.
+    /// The row of the batch that is row 0 of `queries`.
     pub(crate) first_query: u32,
-    /// `[rows, 2 * kv_heads * width]`: keys | values.
+    /// Keys and values, `[rows, 2 * kv_heads * width]`: keys | values.
     pub(crate) keys: Area<'a>,
-    /// Row of the batch that is row 0 of `keys`.
+    /// The row of the batch that is row 0 of `keys`.
     pub(crate) first_key: u32,
     pub(crate) layout: Layout,
-    /// How scores are made, and what rows see.
+    /// The operator: how scores are computed, and which rows a row sees.
     pub(crate) of: &'a Attention,
-    /// What is added to scores, where each head has keys of its own.
-    pub(crate) distances: Option<&'a DistanceTable>,
-    /// Rows of texts that go on,
+    /// The relative position bias that is added to scores, where each head has keys of its own.
+    pub(crate) relative_bias: Option<&'a BiasTable>,
+    /// The KV cache, which has the earlier rows of sequences; none where nothing is cached.
     pub(crate) cache: Option<&'a KvCache>,
-    /// in this layer.
+    /// The layer that is read from the cache.
     pub(crate) layer: u32,
 }
 
@@ -210,14 +210,20 @@ fn attend_by(
     parts.clear();
     let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
     let part = |(text, segment): (Span<Row>, &Segment)| {
-        let (kept, slot) = (segment.kept, segment.slot);
+        let (kept, slot) = (segment.cached, segment.slot);
         let rows = text.intersect(rows);
-        Part { rows, text, slot, past: if kept { segment.past } else { 0 }, kept }
+        QueryRun {
+            rows,
+            text,
+            slot,
+            context_len: if kept { segment.context_len } else { 0 },
+            cached: kept,
+        }
     };
     parts.extend(segments.map(part));
-    let Attention { behind, ahead, .. } = *sources.of;
-    let seen = |part: &Part| {
-        let all = part.past as usize + part.text.len() as usize;
+    let Attention { window_before: behind, window_after: ahead, .. } = *sources.of;
+    let seen = |part: &QueryRun| {
+        let all = part.context_len as usize + part.text.len() as usize;
         let window = behind.zip(ahead).map(|(behind, ahead)| behind as usize + 1 + ahead as usize);
         window.map_or(all, |window| window.min(all))
     };
@@ -236,8 +242,8 @@ fn attend_by(
 struct Job<'a> {
     instructions: Instructions,
     threads: &'a Threads,
-    rooms: &'a [Mutex<Room>],
-    parts: &'a [Part],
+    rooms: &'a [Mutex<AttentionBuffers>],
+    parts: &'a [QueryRun],
     sources: Sources<'a>,
     /// Most rows that a row sees.
     longest: usize,
@@ -251,14 +257,14 @@ struct Share<'a> {
 }
 
 impl Job<'_> {
-    /// Products of two values at most.
+    /// The number of products of two values, at most.
     fn products(&self, kv_heads: &Range<usize>, rows: Span<Row>) -> usize {
         let layout = self.sources.layout;
         let columns = 2 * kv_heads.len() * layout.group * layout.width;
         columns * self.longest * rows.len() as usize
     }
 
-    fn parts(&self, rows: Span<Row>) -> impl Iterator<Item = Part> {
+    fn parts(&self, rows: Span<Row>) -> impl Iterator<Item = QueryRun> {
         let first = self.parts.partition_point(|part| part.rows.end() <= rows.start());
         self.parts[first..].iter().copied().take_while(move |part| part.rows.start() < rows.end())
     }
@@ -304,17 +310,17 @@ impl Job<'_> {
             .find(|row| (rows.start() + 1..rows.end()).contains(row))
     }
 
-    /// Does all of it on this thread.
+    /// Computes a share on this thread.
     fn run(&self, share: Share<'_>) {
         let Share { kv_heads, rows, mut context } = share;
-        let Sources { layout, of, distances, .. } = self.sources;
+        let Sources { layout, of, relative_bias: distances, .. } = self.sources;
         let room = &self.rooms[self.threads.index()];
         let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
         let first_column = layout.sharing(kv_heads.start).start * layout.width;
         for part in self.parts(rows) {
             let own = part.rows.intersect(rows);
             let seen = of.sees(own, part.text);
-            let first_key = (part.past + seen.start() - part.text.start()) as usize;
+            let first_key = (part.context_len + seen.start() - part.text.start()) as usize;
             for kv_head in kv_heads.clone() {
                 let heads = layout.sharing(kv_head);
                 let columns = heads.len() * layout.width;
@@ -322,8 +328,8 @@ impl Job<'_> {
                 let column = heads.start * layout.width - first_column;
                 let (past, kept_as) = self.past(part);
                 let lanes = Lanes {
-                    past,
-                    kept_as,
+                    cached: past,
+                    value_type: kept_as,
                     column: layout.key(kv_head),
                     queries: self.sources.query(own, layout.query(heads.start), columns),
                     keys: self.sources.key(seen, layout.key(kv_head)),
@@ -333,10 +339,10 @@ impl Job<'_> {
                     scale: of.scale,
                     cap: of.cap,
                     first_key,
-                    first_row: (part.past + own.start() - part.text.start()) as usize,
-                    behind: of.behind.map(|rows| rows as usize),
-                    ahead: of.ahead.map(|rows| rows as usize),
-                    distances: distances.map(|table| {
+                    first_row: (part.context_len + own.start() - part.text.start()) as usize,
+                    window: of.window_before.map(|rows| rows as usize),
+                    ahead: of.window_after.map(|rows| rows as usize),
+                    relative_bias: distances.map(|table| {
                         let row = (own.start() - part.text.start()) as usize;
                         table.of(layout.first_head + heads.start, row)
                     }),
@@ -349,23 +355,23 @@ impl Job<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// The rows of a text that were kept before this batch, and how those of the batch, too, are kept: as they are
-    /// if they are not.
-    fn past(&self, part: Part) -> (Past<'a>, CacheType) {
-        let Some(cache) = self.sources.cache.filter(|_| part.kept) else {
-            return (Past::NONE, CacheType::F32);
+    /// The cached rows of a segment's sequence, and the type in which rows of the batch are cached, too; f32 where they
+    /// are not.
+    fn past(&self, part: QueryRun) -> (CachedRows<'a>, CacheType) {
+        let Some(cache) = self.sources.cache.filter(|_| part.cached) else {
+            return (CachedRows::NONE, CacheType::F32);
         };
-        let past = cache.past(part.slot, self.sources.layer, part.past);
-        (past.unwrap_or(Past::NONE), cache.kept_as())
+        let past = cache.cached_rows(part.slot, self.sources.layer, part.context_len);
+        (past.unwrap_or(CachedRows::NONE), cache.value_type())
     }
 }
 
 /// Attention of some lanes.
 struct Task<'a, 'b> {
     lanes: Lanes<'a>,
-    /// `[rows, group * width]`
+    /// The context, `[rows, group * width]`.
     context: AreaMut<'b>,
-    room: &'b mut Room,
+    room: &'b mut AttentionBuffers,
 }
 
 impl SimdOp for Task<'_, '_> {
@@ -407,8 +413,8 @@ impl Task<'_, '_> {
     }
 }
 
-/// Keys of a block, for heads of `width` columns: multiples of [`GROUP`] by which the blocks of the cache can
-/// be divided.
+/// The number of keys of a block, for heads of `width` columns: a multiple of [`GROUP`] by which the blocks
+/// of the cache can be divided.
 fn block(width: usize) -> usize {
     match width {
         0..=128 => 96,
@@ -424,10 +430,10 @@ fn collide(area: Area<'_>) -> bool {
     area.stride().is_multiple_of(1024)
 }
 
-/// Asks for a row of an area to be brought closer.
+/// Fetches a row of an area ahead of its use.
 #[inline(always)]
 fn fetch<I: Isa>(isa: I, area: Area<'_>, row: usize) {
-    /// Values of a line of a cache.
+    /// Values of a line of cache.
     const LINE: usize = 16;
     let start = area.values().as_ptr().wrapping_add(row * area.stride());
     for line in 0..area.columns().div_ceil(LINE) {

@@ -21,7 +21,7 @@ use super::{
     area::Area,
     instructions::Instructions,
     lines::Lines,
-    packed::{Finish, MOST_PACKED, MOST_ROWS, Operand, PAIR, Part},
+    packed::{Finish, MOST_PACKED, MOST_ROWS, Operand, PAIR, RowChunk},
 };
 use crate::weights::PANEL;
 use coding::{Coding, each_coding};
@@ -32,29 +32,29 @@ use vectors::{Arrays, Vectors};
 
 /// Inputs that share a scale of activations.
 pub(crate) const GROUP: usize = WeightBlock::GROUP as usize;
-/// The number that the largest of a group of activations becomes: both halves of it are signed bytes,
+/// The number that the largest of a group of activations becomes in 16 bits: both of its bytes are signed.
 const MOST: i16 = 127 * 256 + 127;
-/// or it is one.
+/// The number that the largest of a group of activations becomes in 8 bits.
 const MOST_8: i16 = 127;
-/// The bit of the sign.
+/// The sign bit of a float.
 const SIGN: u32 = 1 << 31;
-/// From here on, numbers of 32 bits are whole, up to twice as large: what is added to it is rounded, ties to even,
-/// and stands in the lowest bits. Half of that range is below zero.
+/// A float from which on floats of 32 bits are whole numbers, up to twice as large: what is added to it is rounded,
+/// ties to even, and stands in the lowest bits. Half of that range is below zero.
 const WHOLE: f32 = (3 << 22) as f32;
-/// Bytes of a group of a row, rounded: packed activations, and a tail behind them.
+/// Bytes of a rounded group of a row: packed activations, and a tail behind them.
 const fn record<V: Vectors>() -> usize {
     V::PACKED + size_of::<Tail>()
 }
 
-/// What stands behind packed activations of a group.
+/// What stands behind the packed activations of a group.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Tail {
-    /// Their scale.
+    /// The scale of the activations.
     by: f32,
-    /// Their sum, scaled.
+    /// The sum of the activations, scaled.
     all: f32,
-    /// The sums of both halves, not scaled.
+    /// The sums of the first and the second 16 activations, not scaled.
     sums: [i32; 2],
 }
 
@@ -64,36 +64,36 @@ const LINE: usize = 4 * PANEL;
 /// The panels of a matrix in blocks, to be multiplied with.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockPanels<'a> {
-    /// The values of all panels, and the headers of all.
+    /// The codes of all panels; `headers` are those of all panels, too.
     pub(crate) codes: &'a [u8],
     pub(crate) headers: &'a [u8],
     pub(crate) format: WeightFormat,
     pub(crate) block: WeightBlock,
-    /// Inputs that are multiplied with,
+    /// The number of inputs that are multiplied with.
     pub(crate) inputs: usize,
-    /// the first group of them, of so many that a panel has,
+    /// The first group of these inputs, of the `apart` groups that a panel has.
     pub(crate) first: usize,
     pub(crate) apart: usize,
-    /// and where in its block the first group of a panel stands.
+    /// The place within its block of the first group of a panel.
     pub(crate) phase: usize,
     pub(crate) count: usize,
 }
 
 impl<'a> BlockPanels<'a> {
-    /// The same, for a product by these instructions with rows that are rounded so.
+    /// The operand for a product by these instructions, with rows that are rounded so.
     pub(crate) fn by(self, instructions: Instructions, to: Activations) -> BlockOperand<'a> {
         BlockOperand { panels: self, kernel: Kernel::of(instructions, self.format, to) }
     }
 }
 
-/// The panels of a matrix in blocks with what multiplies with them.
+/// The panels of a matrix in blocks, with the kernel that multiplies with them.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockOperand<'a> {
     panels: BlockPanels<'a>,
     kernel: Kernel,
 }
 
-/// What multiplies with a matrix of some format.
+/// The kernel that multiplies with a matrix of some format.
 #[derive(Clone, Copy)]
 struct Kernel {
     // SAFETY: declarations; what both ask stands at `sum` and `round` below.
@@ -101,27 +101,27 @@ struct Kernel {
     round: unsafe fn(&[f32], *mut u8, usize, i16),
     /// Bytes of a rounded group of a row.
     record: usize,
-    /// What the largest of a group becomes.
+    /// The number that the largest of a group becomes.
     most: i16,
 }
 
 /// Some rows times some groups of inputs of a panel.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// The values of the first of these groups,
+    /// The codes of the first of these groups.
     codes: *const u8,
-    /// and the headers of the panel.
+    /// The headers of the panel.
     headers: *const u8,
-    /// Where the first group stands, counted from the first block of the panel,
+    /// The number of the first group, counted from the first block of the panel.
     first: usize,
-    /// and how many there are.
+    /// The number of groups.
     groups: usize,
-    /// The rows, rounded: all of a group, then all of the next.
+    /// The rounded rows: all of a group, then all of the next.
     rows: *const u8,
     count: usize,
     /// The sums of the first row; those of the next are [`PAIR`] behind.
     sums: *mut f32,
-    /// Whether they are added to.
+    /// Whether the products are added to the sums, instead of taking their place.
     add: bool,
 }
 
@@ -146,11 +146,11 @@ impl Tile {
     }
 }
 
-/// So many rows are multiplied four at a time, their sums in registers: to read codes again, which are near by then,
-/// takes less time than to load and store sums with each group.
+/// Up to so many rows are multiplied four at a time, their sums in registers: to read codes again, which are near by
+/// then, takes less time than to load and store sums with each group.
 const BY_FOUR: usize = 16;
 
-/// Adds to sums.
+/// Multiplies the rows of a tile with its groups of inputs, and adds the products to its sums.
 ///
 /// # Safety
 /// The processor has the instructions of `v`. All that the tile points to is there: of codes and headers what its
@@ -185,7 +185,7 @@ struct Group<V: Vectors> {
 }
 
 impl<V: Vectors> Group<V> {
-    /// Group `at` of a tile.
+    /// Reads group `at` of a tile.
     ///
     /// # Safety
     /// As [`sum`].
@@ -201,7 +201,7 @@ impl<V: Vectors> Group<V> {
         }
     }
 
-    /// Group `group` of a block, of the columns from `column` on.
+    /// Reads group `group` of a block, of the columns from `column` on.
     ///
     /// # Safety
     /// The processor has the instructions; `codes` begins the lines of the group, `header` the block's header.
@@ -264,7 +264,8 @@ impl<V: Vectors> Group<V> {
         V::BIAS != 0 && (C::BITS == 8 || C::TABLE.is_some())
     }
 
-    /// The sums of some rows with what the group adds. Their products take turns, so that none waits for itself.
+    /// Adds the products of the group to the sums of some rows. Their products take turns, so that none waits for
+    /// itself.
     ///
     /// # Safety
     /// The processor has the instructions, and each of `records` begins a record.
@@ -502,7 +503,8 @@ impl Kernel {
         )
     }
 
-    /// One for rows of 8 bits is another only where there are instructions for them.
+    /// The kernel for a coding. One for rows of 8 bits is another only where there are instructions for
+    /// them.
     fn by<C: Coding>(instructions: Instructions, eight: bool) -> Self {
         let most = if eight { MOST_8 } else { MOST };
         #[cfg(target_arch = "x86_64")]
@@ -561,7 +563,7 @@ impl Operand for BlockOperand<'_> {
     }
 
     #[inline(always)]
-    fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>) {
+    fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &RowChunk, to: &mut Lines<f32>) {
         let (rows, inputs) = (part.rows.clone(), part.inputs.clone());
         let Kernel { round, record, most, .. } = self.kernel;
         let size = rows.len() * (inputs.len() / GROUP) * record;
@@ -579,7 +581,7 @@ impl Operand for BlockOperand<'_> {
     fn pair<I: Isa>(
         &self,
         isa: I,
-        part: &Part,
+        part: &RowChunk,
         pair: usize,
         packed: &[f32],
         sums: &mut [f32],

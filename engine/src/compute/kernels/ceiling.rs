@@ -1,4 +1,5 @@
-//! What no kernel can beat: loops that do nothing but multiply in registers, or nothing but read.
+//! The limits that no kernel can beat: loops that do nothing but multiply in registers, or nothing but
+//! read.
 
 use super::instructions::Instructions;
 use rten_simd::{
@@ -68,9 +69,9 @@ impl Pattern {
     pub(crate) const ALL: [Self; 3] = [Self::Straight, Self::Ahead, Self::Quarters];
 }
 
-/// Values of a vector times vectors that are added at once: enough sums to hide the latency.
+/// Vectors that are added up side by side: enough sums to hide the latency.
 const READS: usize = 8;
-/// How far [`Pattern::Ahead`] asks: 2 KB, beyond what a core has under way.
+/// How many values ahead [`Pattern::Ahead`] asks: 2 KB, beyond what a core has under way.
 const DISTANCE: usize = 512;
 
 struct Read<'a> {

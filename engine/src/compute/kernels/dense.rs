@@ -20,7 +20,7 @@ pub(crate) use packed::Epilogue;
 /// threads, each with its own columns.
 const ROWS_EACH: usize = 56;
 
-/// Memory that products reuse.
+/// Memory that products reuse, for each thread.
 pub(crate) struct Scratch(Vec<Mutex<packed::Scratch>>);
 
 impl Scratch {
@@ -28,7 +28,7 @@ impl Scratch {
         Self((0..threads.count()).map(|_| Mutex::default()).collect())
     }
 
-    /// Bytes of the one that has most.
+    /// Bytes of the thread that has most.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         let bytes = |own: &Mutex<packed::Scratch>| own.lock().map_or(0, |own| own.bytes());
@@ -36,8 +36,8 @@ impl Scratch {
     }
 }
 
-/// `out = left x matrix`, then the epilogue. With a gated matrix
-/// `out = curve(left x gate) * (left x up)`.
+/// `out = left x matrix`, then the epilogue. With a gated matrix `out = activation(left x gate) * (left
+/// x up)`.
 ///
 /// # Shapes
 /// left `[rows, inputs]`, out `[rows, matrix.columns()]`, bias `[matrix.outputs]`.
@@ -72,7 +72,7 @@ pub(super) fn on(
     }
 }
 
-/// What the parts of a product have in common.
+/// What the parts of a product that threads compute have in common.
 struct Common<'a> {
     instructions: Instructions,
     threads: &'a Threads,
@@ -103,7 +103,7 @@ impl Common<'_> {
         }
     }
 
-    /// One thread's part.
+    /// Computes one thread's part.
     fn block<M: Operand>(&self, left: Area<'_>, matrix: M, pairs: Range<usize>, out: AreaMut<'_>) {
         let own = &self.scratch.0[self.threads.index()];
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,7 +116,7 @@ impl Common<'_> {
 /// The columns of a product, cut between pairs of panels.
 struct ByPairs<'a> {
     area: AreaMut<'a>,
-    /// Columns of a pair.
+    /// Columns of the result that a pair gives.
     columns: usize,
 }
 
@@ -134,7 +134,7 @@ impl Cut for ByPairs<'_> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{area::Extent, curve::Curve, testing::*},
+        super::{activation::ActivationFn, area::Extent, testing::*},
         *,
     };
     use crate::weights::HeldMatrix;
@@ -182,7 +182,7 @@ mod tests {
                         let mut out = vec![f32::NAN; rows * columns];
                         let area = whole_mut(&mut out, rows, columns);
                         let left = whole(&x[first * inputs..][..rows * inputs], rows, inputs);
-                        let epilogue = Epilogue::of(None, gated, Some(Curve::Silu));
+                        let epilogue = Epilogue::of(None, gated, Some(ActivationFn::Silu));
                         on(
                             instructions,
                             &threads,
@@ -343,9 +343,11 @@ mod tests {
                     };
                     let part = AnyMatrix::from(&large).inputs(from..to).expect("it has them");
                     let part = part.part(own.clone()).expect("it begins with a panel");
-                    let curve = Some(Curve::Silu);
-                    let got = make(part, Epilogue::of(Some(&bias), true, curve).part(own.clone()));
-                    let want = make((&small).into(), Epilogue::of(Some(&small_bias), true, curve));
+                    let activation = Some(ActivationFn::Silu);
+                    let got =
+                        make(part, Epilogue::of(Some(&bias), true, activation).part(own.clone()));
+                    let want =
+                        make((&small).into(), Epilogue::of(Some(&small_bias), true, activation));
                     assert_eq!(got, want, "{rows} rows, inputs {from}..{to}, {own:?}");
                 }
             }
@@ -355,7 +357,7 @@ mod tests {
     /// Every shape, format and set of instructions against f64; gated ones have SiLU.
     fn sweep(gated: bool) {
         let silu = |x: f64| x / (1.0 + (-x).exp());
-        let (parts, curve) = if gated { (2, Some(Curve::Silu)) } else { (1, None) };
+        let (parts, activation) = if gated { (2, Some(ActivationFn::Silu)) } else { (1, None) };
         each(|random, instructions| {
             for count in [1, 2, 3] {
                 let threads = Threads::new(count);
@@ -366,7 +368,7 @@ mod tests {
                     let x = random.values(rows * inputs);
                     let bias = random.values(parts * columns);
                     let mut out = vec![f32::NAN; rows * columns];
-                    let epilogue = Epilogue::of(Some(&bias), gated, curve);
+                    let epilogue = Epilogue::of(Some(&bias), gated, activation);
                     let area = whole_mut(&mut out, rows, columns);
                     let left = whole(&x, rows, inputs);
                     run(&threads, instructions, left, &matrix, area, epilogue);
@@ -403,7 +405,7 @@ mod tests {
             let mut out = vec![9.0; rows * stride];
             let left = Area::new(&x, Extent { start: 2, rows, columns: 5, stride });
             let area = AreaMut::new(&mut out, Extent { start: 3, rows, columns: 6, stride });
-            let epilogue = Epilogue::of(None, false, Some(Curve::Relu));
+            let epilogue = Epilogue::of(None, false, Some(ActivationFn::Relu));
             let (left, area) = (left.expect("fits"), area.expect("fits"));
             run(&Threads::new(1), instructions, left, &matrix, area, epilogue);
             let packed: Vec<f32> = x.chunks(stride).flat_map(|row| row[2..7].to_vec()).collect();

@@ -1,4 +1,4 @@
-//! Values in 8 bits: whole numbers from -127 to 127, and a scale in f32 for each 32 of them.
+//! Values in 8 bits: codes, which are whole numbers from -127 to 127, and a scale in f32 for each 32 of them.
 //!
 //! Rounding is the same to the bit by whatever instructions, and what is not finite makes a scale that is not a
 //! number: it is not hidden.
@@ -9,10 +9,11 @@ use galaxy_common::CacheType;
 /// Values that share a scale. The last ones of a run may be fewer.
 pub(crate) const GROUP: usize = CacheType::GROUP as usize;
 
-/// Added to a number below 2^22 it rounds it to a whole one, which then stands in its lowest bits.
+/// The number that rounds another below 2^22 to a whole one when it is added, which then stands in the
+/// lowest bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// Rounds values of one group: their scale.
+/// Rounds the values of one group to codes, and gives their scale.
 #[inline(always)]
 fn narrow_group(values: &[f32], codes: &mut [i8]) -> f32 {
     // Eight of each, so that none waits for the one before it.
@@ -52,7 +53,7 @@ pub(crate) fn narrow(values: &[f32], codes: &mut [i8], scales: &mut [f32]) {
     }
 }
 
-/// What codes and scales of groups stand for.
+/// Computes the values of codes, with a scale for each group of them.
 #[inline(always)]
 pub(crate) fn widen(codes: &[i8], scales: &[f32], out: &mut [f32]) {
     let (whole, rest) = codes.as_chunks::<GROUP>();
@@ -73,7 +74,8 @@ pub(crate) fn widen(codes: &[i8], scales: &[f32], out: &mut [f32]) {
     }
 }
 
-/// The same of `SIDE` runs whose values stand side by side: `[values, SIDE]`, with scales `[groups, SIDE]`.
+/// Computes the values of `SIDE` runs whose codes stand side by side: `[values, SIDE]`, with scales `[groups,
+/// SIDE]`.
 #[inline(always)]
 pub(crate) fn widen_side_by_side<const SIDE: usize>(codes: &[i8], scales: &[f32], out: &mut [f32]) {
     let groups = codes.chunks(GROUP * SIDE).zip(out.chunks_mut(GROUP * SIDE));
@@ -89,7 +91,7 @@ pub(crate) fn widen_side_by_side<const SIDE: usize>(codes: &[i8], scales: &[f32]
     }
 }
 
-/// Rounds values to what codes and scales hold.
+/// Rounds values to those that their codes and scales stand for.
 #[inline(always)]
 pub(crate) fn round(values: &mut [f32]) {
     let mut codes = [0; GROUP];

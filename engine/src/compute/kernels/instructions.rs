@@ -1,4 +1,4 @@
-//! Which vector instructions the kernels use.
+//! The vector instructions that the kernels use.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "aarch64")]
@@ -21,7 +21,7 @@ use std::{
 pub enum Instructions {
     /// No vectors that kernels are written for: arrays of four values, of which the compiler makes what it can.
     Portable,
-    /// Arm's, which every 64-bit Arm processor has.
+    /// NEON, which every 64-bit Arm processor has.
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
@@ -32,13 +32,13 @@ pub enum Instructions {
 const ALL: [Instructions; 4] =
     [Instructions::Portable, Instructions::Neon, Instructions::Avx2, Instructions::Avx512];
 
-/// Why kernels cannot be told to use some instructions.
+/// Why kernels cannot use some instructions.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum InstructionsError {
-    /// No such name.
+    /// The name is not that of any instructions.
     #[error("no instructions are called {0:?}; there are avx512, avx2, neon and portable")]
     Unknown(String),
-    /// This processor does not have them.
+    /// This processor does not have the instructions.
     #[error("this processor does not have {0}: {best} is the best that it has", best = Instructions::detected())]
     Missing(Instructions),
 }
@@ -62,7 +62,7 @@ impl FromStr for Instructions {
     }
 }
 
-/// What is used, plus one; 0 before the processor has been looked at.
+/// The instructions that are used, plus one; 0 before the processor has been looked at.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 /// Makes all kernels of this process use `instructions` instead of the best that it finds: to
@@ -80,7 +80,7 @@ pub fn limit(instructions: Instructions) -> Result<(), InstructionsError> {
 }
 
 impl Instructions {
-    /// What the kernels of this process use.
+    /// The instructions that the kernels of this process use.
     pub fn current() -> Self {
         match CURRENT.load(Ordering::Relaxed) {
             0 => {
@@ -96,12 +96,12 @@ impl Instructions {
         }
     }
 
-    /// The best that this processor has.
+    /// The best instructions that this processor has.
     pub fn detected() -> Self {
         ALL.into_iter().rev().find(|i| i.available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this processor has them.
+    /// Whether this processor has the instructions.
     pub fn available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -115,7 +115,7 @@ impl Instructions {
         }
     }
 
-    /// All that this processor has, for tests.
+    /// All instructions that this processor has, for tests.
     #[cfg(test)]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         ALL.into_iter().filter(|i| i.available())

@@ -8,11 +8,11 @@ use std::{
     slice,
 };
 
-/// A line of cache.
+/// Bytes of a line of cache.
 const LINE: usize = 64;
 /// From so many bytes on, values are mapped where the system is Linux, and so begin on a page.
 pub(crate) const MAPPED: usize = 64 << 10;
-/// A large page of most systems.
+/// Bytes of a large page of most systems.
 #[cfg(all(target_os = "linux", not(miri)))]
 const HUGE: usize = 2 << 20;
 
@@ -29,19 +29,19 @@ pub(crate) struct Lines<T> {
     values: PhantomData<T>,
 }
 
-/// Where values are.
+/// Where the memory of values comes from.
 enum Memory {
     /// Nowhere: there are none.
     None,
-    /// Allocated.
+    /// From the allocator, with this layout.
     Allocated(Layout),
-    /// Mapped, from here on, so many bytes.
+    /// From the system, mapped from this address on, so many bytes.
     #[cfg(all(target_os = "linux", not(miri)))]
     Mapped(NonNull<u8>, usize),
 }
 
 impl Memory {
-    /// Zeros, and where they begin.
+    /// Takes memory of zeros, and gives where it begins.
     fn zeroed(size: usize) -> Result<(NonNull<u8>, Self), NoMemory> {
         if size == 0 {
             return Ok((NonNull::<[u8; LINE]>::dangling().cast(), Self::None));
@@ -78,18 +78,18 @@ impl<T: bytemuck::Pod> Lines<T> {
         const { assert!(align_of::<T>() <= LINE) };
         Ok(Self { start: start.cast(), len, memory, values: PhantomData })
     }
-    /// The values.
+    /// The values, for reading.
     pub(crate) fn values(&self) -> &[T] {
         // SAFETY: `len` values lie from `start` on, initialised (zeros are a value of any `Pod`), and
         // borrowed as `self` is; without any, `start` is aligned.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
-    /// The values.
+    /// The values, for writing.
     pub(crate) fn values_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `values`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
-    /// Room for `len` values, kept. Those that were there are lost when it grows.
+    /// Room for `len` values, which is kept. Those that were there are lost when it grows.
     ///
     /// # Panics
     /// When there is no memory for them.

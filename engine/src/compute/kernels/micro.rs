@@ -16,12 +16,12 @@ use rten_simd::{
     ops::{BitOps, Extend, IntOps, NumOps},
 };
 
-/// How the right-hand side is stored.
+/// How the values of the right-hand side are stored.
 pub(crate) trait Format: Copy + Send + Sync {
-    /// One value.
+    /// The type of one stored value.
     type Element: bytemuck::Pod + Send + Sync;
 
-    /// Loads `VECTORS` f32 vectors of neighbouring values. One, or an even number.
+    /// Loads `VECTORS` f32 vectors of neighbouring values: one, or an even number.
     ///
     /// # Safety
     /// So many values are readable from `from` on.
@@ -62,7 +62,7 @@ macro_rules! each_format {
 }
 pub(crate) use each_format;
 
-/// 32-bit floats.
+/// Floats of 32 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct F32;
 /// Bits of IEEE half precision.
@@ -180,9 +180,9 @@ pub(crate) struct Right<'a, F: Format> {
 /// What follows the right-hand sides, and comes from memory while they are worked on.
 #[derive(Clone, Copy)]
 pub(crate) struct Next<F: Format> {
-    /// The first of it, for the first panel; it may lie outside of what there is.
+    /// Where the values that follow begin, for the first panel; it may lie outside of what there is.
     pub(crate) from: *const F::Element,
-    /// How much of each panel comes with each input, in 1/256 of a byte.
+    /// How much of each panel is fetched with each input, in 1/256 of a byte.
     pub(crate) each: usize,
 }
 
@@ -194,10 +194,10 @@ const AHEAD: usize = 512;
 /// Inputs of one row that are loaded together.
 const AT_ONCE: usize = 4;
 
-/// As [`accumulate_panels`] for one row, whose inputs are neighbours, as are those of each right-hand side.
-/// It is bound by memory: each panel is read as one stream, which hardware fetches ahead better than any hint
-/// (on Zen 4: 31 GB/s, with hints 26 to 30). Sums wait for the input before, those of the panels not for each
-/// other.
+/// Multiplies as [`accumulate_panels`] does, for one row, whose inputs are neighbours, as are those of each
+/// right-hand side. It is bound by memory: each panel is read as one stream, which hardware fetches ahead
+/// better than any hint (on Zen 4: 31 GB/s, with hints 26 to 30). Sums wait for the input before, those of
+/// the panels not for each other.
 ///
 /// `ALL` is four times `VECTORS`.
 ///
@@ -280,8 +280,8 @@ pub(crate) fn accumulate<I: Isa, F: Format, const ROWS: usize, const VECTORS: us
     sums
 }
 
-/// As [`accumulate`], for `PANELS` right-hand sides, each `apart` values behind the last, as those of
-/// `next` are.
+/// Multiplies as [`accumulate`] does, for `PANELS` right-hand sides, each `apart` values behind the last, as
+/// those of `next` are.
 ///
 /// # Shapes
 /// sums `[ROWS, PANELS, VECTORS * lanes]`.

@@ -1,15 +1,15 @@
 //! The product of rows with a packed matrix, on one thread.
 //!
 //! Rows are packed in groups as high as a tile, so that the micro-kernel reads them one after the
-//! other; a tile is a group of rows times a panel of the matrix. Inputs are taken in blocks, of
-//! which the packed rows stay in a second-level cache while all panels pass by: the matrix is
-//! streamed once for so many rows, in the order in which it lies in memory. What a tile is followed
-//! by (bias, curve, gate) is done while it lies in the first-level cache.
+//! other; a tile is a group of rows times a panel of the matrix. Inputs are taken in blocks, of which
+//! the packed rows stay in a second-level cache while all panels pass by: the matrix is streamed once
+//! for so many rows, in the order in which it lies in memory. The epilogue of a tile (bias, activation
+//! function, gate) is computed while it lies in the first-level cache.
 // Hot path: no locks, no logging, no allocation once the scratch has grown.
 
 use super::{
+    activation::ActivationFn,
     area::{Area, AreaMut},
-    curve::Curve,
     lines::Lines,
     micro::{self, Format, Left, Next, Right},
 };
@@ -22,21 +22,21 @@ use std::ops::Range;
 
 /// Columns of a tile: a pair of panels.
 pub(crate) const PAIR: usize = 2 * PANEL;
-/// Rows of a tile. AVX-512 has registers for so many with both panels,
+/// Rows of a tile with AVX-512, which has registers for so many with both panels.
 const WIDE_ROWS: usize = 14;
-/// AVX2 and NEON have registers for so many with one panel,
+/// Rows of a tile with AVX2 and NEON, which have registers for so many with one panel.
 const NARROW_ROWS: usize = 6;
-/// and for so many with both: then the panels are read at once, which is what counts if rows are
-/// few.
+/// Rows of a tile with AVX2 and NEON where both panels are read at once, which is what counts if rows
+/// are few.
 const FEW_ROWS: usize = 2;
-/// Inputs of a panel that stay in a first-level cache (16 KB in f32) while the narrower tiles of
-/// all rows are made with it; the registers of AVX-512 need less of a panel at a time.
+/// Inputs of a panel that stay in a first-level cache (16 KB in f32) while the narrower tiles of all
+/// rows are computed with it; the registers of AVX-512 need less of a panel at a time.
 const NARROW_INPUTS: usize = 256;
-/// Rows that are packed at a time,
+/// Rows that are packed at a time: 630 KB with the inputs below.
 pub(super) const MOST_ROWS: usize = 154;
-/// and inputs of them: 630 KB together.
+/// Inputs of a row that are packed at a time, where not all have room.
 const MOST_INPUTS: usize = 1024;
-/// Bytes of packed rows.
+/// Bytes of packed rows, at most.
 pub(super) const MOST_PACKED: usize = 4 * MOST_ROWS * MOST_INPUTS;
 /// Pairs of panels whose sums wait between two blocks of inputs: with the rows above 630 KB.
 const WAITING_PAIRS: usize = 32;
@@ -61,24 +61,30 @@ impl Scratch {
     }
 }
 
-/// What follows a product.
+/// What follows a product: bias and activation function.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Epilogue<'a> {
-    /// One for each output of the matrix; of a gated one those of the gate, then those of what it gates.
+    /// The bias, one value for each output of the matrix; of a gated one that of the gate, then that of what
+    /// it gates.
     pub(crate) bias: [&'a [f32]; 2],
-    /// Every value goes through it; in a gated product the gate does.
-    pub(crate) curve: Option<Curve>,
+    /// The activation function that every value goes through, or in a gated product the gate alone.
+    pub(crate) activation: Option<ActivationFn>,
 }
 
 impl<'a> Epilogue<'a> {
-    /// The bias of a matrix, and of a gated one with its gate columns first; then this curve.
-    pub(crate) fn of(bias: Option<&'a [f32]>, gated: bool, curve: Option<Curve>) -> Self {
+    /// The epilogue of a matrix with this bias, which of a gated one has the gate's columns first, and
+    /// this activation function.
+    pub(crate) fn of(
+        bias: Option<&'a [f32]>,
+        gated: bool,
+        activation: Option<ActivationFn>,
+    ) -> Self {
         let bias = bias.unwrap_or_default();
         let (gate, up) = bias.split_at(if gated { bias.len() / 2 } else { bias.len() });
-        Self { bias: [gate, up], curve }
+        Self { bias: [gate, up], activation }
     }
 
-    /// What follows these columns of the product alone.
+    /// The epilogue of these columns of the product alone.
     pub(crate) fn part(self, columns: Range<usize>) -> Self {
         let part = |bias: &'a [f32]| bias.get(columns.clone()).unwrap_or_default();
         Self { bias: self.bias.map(part), ..self }
@@ -87,13 +93,13 @@ impl<'a> Epilogue<'a> {
 
 /// Where the product of one pair of panels goes.
 struct Target<'a> {
-    /// Its first column of the result,
+    /// The first column of the result that the pair gives.
     column: usize,
-    /// and how many there are.
+    /// The number of columns that the pair gives.
     width: usize,
     gated: bool,
-    curve: Option<Curve>,
-    /// Of the pair's columns; zeros without one.
+    activation: Option<ActivationFn>,
+    /// The bias of the pair's columns; zeros without one.
     bias: &'a [f32; PAIR],
 }
 
@@ -102,20 +108,21 @@ pub(crate) trait Operand: Copy + Send + Sync {
     /// Inputs are divided between multiples of this.
     const STEP: usize;
 
-    /// Inputs of all panels.
+    /// The number of inputs of all panels.
     fn inputs(&self) -> usize;
-    /// Panels.
+    /// The number of panels.
     fn count(&self) -> usize;
-    /// In how many chunks so many rows are taken, and in how many blocks their inputs. Rows are packed again for every
-    /// [`WAITING_PAIRS`] if there is more than one block.
+    /// The number of chunks in which so many rows are taken, and of blocks in which their inputs are. Rows are packed
+    /// again for every [`WAITING_PAIRS`] if there is more than one block.
     fn parts(&self, rows: usize) -> (usize, usize);
     /// Packs the part of the left-hand side as products with the panels read it.
-    fn pack<I: Isa>(&self, isa: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>);
-    /// All rows of the part times one pair of panels. `sums`, [`PAIR`] for each row, are those of the inputs before.
+    fn pack<I: Isa>(&self, isa: I, left: Area<'_>, part: &RowChunk, to: &mut Lines<f32>);
+    /// Multiplies all rows of the part with one pair of panels. `sums`, [`PAIR`] for each row, are those of the inputs
+    /// before.
     fn pair<I: Isa>(
         &self,
         isa: I,
-        part: &Part,
+        part: &RowChunk,
         pair: usize,
         packed: &[f32],
         sums: &mut [f32],
@@ -123,7 +130,7 @@ pub(crate) trait Operand: Copy + Send + Sync {
     );
 }
 
-/// `out = epilogue(left x pairs of panels)`.
+/// The part of a product that one thread computes: `out = epilogue(left x pairs of panels)`.
 ///
 /// # Shapes
 /// left `[rows, inputs]`, out `[rows, columns of the pairs]`.
@@ -144,12 +151,12 @@ pub(crate) fn pair_columns(gated: bool) -> usize {
 
 /// A chunk of rows, and the block of inputs that is worked on.
 #[derive(Clone)]
-pub(crate) struct Part {
+pub(crate) struct RowChunk {
     pub(crate) rows: Range<usize>,
     pub(crate) inputs: Range<usize>,
-    /// Whether these are the first inputs,
+    /// Whether these are the first inputs.
     pub(crate) begin: bool,
-    /// and the last.
+    /// Whether these are the last inputs.
     pub(crate) end: bool,
 }
 
@@ -172,7 +179,7 @@ impl<M: Operand> SimdOp for Block<'_, '_, M> {
                     let (begin, end) = (block == 0, block + 1 == blocks);
                     let steps = share(inputs / M::STEP, blocks, block);
                     let inputs = steps.start * M::STEP..steps.end * M::STEP;
-                    let part = Part { rows: rows.clone(), inputs, begin, end };
+                    let part = RowChunk { rows: rows.clone(), inputs, begin, end };
                     self.matrix.pack(isa, self.left, &part, &mut self.scratch.rows);
                     for pair in pairs.clone() {
                         // Sums wait only if other inputs follow.
@@ -204,9 +211,9 @@ const fn wide<I: Isa>() -> bool {
 }
 
 impl<M: Operand> Block<'_, '_, M> {
-    /// All rows of the part times one pair of panels.
+    /// Multiplies all rows of the part with one pair of panels.
     #[inline(always)]
-    fn pair<I: Isa>(&mut self, isa: I, part: &Part, pair: usize, waiting: usize) {
+    fn pair<I: Isa>(&mut self, isa: I, part: &RowChunk, pair: usize, waiting: usize) {
         let mut bias = [0.0; PAIR];
         let target = self.target(pair, &mut bias);
         let finish = Finish { first: part.rows.start, target, out: self.out.again() };
@@ -218,7 +225,7 @@ impl<M: Operand> Block<'_, '_, M> {
 
     /// Where the product of a pair goes, and its bias.
     fn target<'t>(&self, pair: usize, bias: &'t mut [f32; PAIR]) -> Target<'t> {
-        let (gated, Epilogue { bias: all, curve }) = (self.gated, self.epilogue);
+        let (gated, Epilogue { bias: all, activation }) = (self.gated, self.epilogue);
         let columns = pair_columns(gated);
         let first = pair * columns;
         let [gate, up] = all;
@@ -231,7 +238,7 @@ impl<M: Operand> Block<'_, '_, M> {
         }
         let column = (pair - self.pairs.start) * columns;
         let width = columns.min(self.out.columns() - column);
-        Target { column, width, gated, curve, bias }
+        Target { column, width, gated, activation, bias }
     }
 }
 
@@ -241,7 +248,7 @@ fn copy(from: &[f32], at: usize, out: &mut [f32]) {
     out[..len].copy_from_slice(&from[..len]);
 }
 
-/// Groups of so many rows, each as high as a tile.
+/// The number of groups in which so many rows are taken, each as high as a tile at most.
 #[inline(always)]
 fn groups<I: Isa>(rows: usize) -> usize {
     rows.div_ceil(if wide::<I>() { WIDE_ROWS } else { NARROW_ROWS })
@@ -266,10 +273,10 @@ impl<F: Format> Operand for Panels<'_, F> {
 
     /// Rows of a group stand next to each other, input after input.
     #[inline(always)]
-    fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &Part, to: &mut Lines<f32>) {
+    fn pack<I: Isa>(&self, _: I, left: Area<'_>, part: &RowChunk, to: &mut Lines<f32>) {
         /// Inputs at a time, so that what is written stays in the first-level cache.
         const PIECE: usize = 64;
-        let Part { rows, inputs, .. } = part;
+        let RowChunk { rows, inputs, .. } = part;
         let groups = groups::<I>(rows.len());
         let packed = to.grow(rows.len() * inputs.len());
         for group in 0..groups {
@@ -293,13 +300,13 @@ impl<F: Format> Operand for Panels<'_, F> {
     fn pair<I: Isa>(
         &self,
         isa: I,
-        part: &Part,
+        part: &RowChunk,
         pair: usize,
         packed: &[f32],
         sums: &mut [f32],
         mut finish: Finish<'_, '_>,
     ) {
-        let Part { rows, inputs, begin, end } = part.clone();
+        let RowChunk { rows, inputs, begin, end } = part.clone();
         let groups = groups::<I>(rows.len());
         let panels = (self.count - 2 * pair).min(2);
         let depth = if wide::<I>() || groups == 1 { inputs.len() } else { NARROW_INPUTS };
@@ -348,19 +355,19 @@ struct Tile<'a, F: Format> {
     inputs: usize,
     left: &'a [f32],
     right: &'a [F::Element],
-    /// From one panel to the next.
+    /// How far one panel is from the next, in values.
     apart: usize,
-    /// One, or two.
+    /// The number of panels, one or two.
     panels: usize,
-    /// Whether the sums are added to.
+    /// Whether the products are added to the sums, instead of taking their place.
     add: bool,
-    /// Of the panels, what is fetched meanwhile.
+    /// The part of the following panels that is fetched meanwhile; none where that is slower.
     next: Option<Next<F>>,
 }
 
-/// What a group of rows has brought from memory while it is worked on: its part of the same
-/// inputs of the pair of panels behind `right`, which all groups together find in the cache then.
-/// Without it the first group waits for memory, and the others leave it idle. AVX2 is slower with it.
+/// What a group of rows fetches from memory while it is worked on: its part of the same inputs of the pair of
+/// panels behind `right`, which all groups together find in the cache then. Without it the first group waits
+/// for memory, and the others leave it idle. AVX2 is slower with it.
 #[inline(always)]
 fn following<F: Format>(
     right: &[F::Element],
@@ -412,7 +419,7 @@ impl<F: Format> Tile<'_, F> {
         }
     }
 
-    /// One row and all panels.
+    /// Multiplies one row with all panels.
     #[inline(always)]
     fn single<I: Isa, const PANELS: usize, const VECTORS: usize, const ALL: usize>(
         &self,
@@ -436,7 +443,7 @@ impl<F: Format> Tile<'_, F> {
         }
     }
 
-    /// `PANELS` panels from `panel` on.
+    /// Multiplies the rows with `PANELS` panels from `panel` on.
     #[inline(always)]
     fn rows<I: Isa, const ROWS: usize, const PANELS: usize, const VECTORS: usize>(
         &self,
@@ -478,7 +485,8 @@ impl<F: Format> Tile<'_, F> {
     }
 }
 
-/// What becomes of the sums of a pair of panels: bias, curve and gate, and their way to the result.
+/// What becomes of the sums of a pair of panels: bias, activation function and gate, and their way to
+/// the result.
 pub(crate) struct Finish<'a, 'o> {
     /// The first row of the part.
     first: usize,
@@ -511,14 +519,14 @@ impl Finish<'_, '_> {
 }
 
 impl Target<'_> {
-    /// The result at columns `place..` of the pair. No closures here: they would be compiled
-    /// without the instructions of the function that they stand in.
+    /// The values of the result at columns `place..` of the pair. No closures here: they would be
+    /// compiled without the instructions of the function that they stand in.
     #[inline(always)]
     fn value<I: Isa>(&self, isa: I, sums: &[f32], place: usize) -> I::F32 {
         let ops = isa.f32();
         let sum = ops.add(ops.load(&sums[place..]), ops.load(&self.bias[place..]));
-        let value = match self.curve {
-            Some(curve) => curve.eval(isa, sum),
+        let value = match self.activation {
+            Some(activation) => activation.eval(isa, sum),
             None => sum,
         };
         if !self.gated {

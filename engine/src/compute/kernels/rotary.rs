@@ -1,16 +1,16 @@
-//! Rotary positions: the angles of every position seen so far, and turning rows by them.
+//! Rotary positions: the angles of every position seen so far, and rotating rows by them.
 
 use super::{area::AreaMut, threads::Threads, vector};
 use galaxy_common::{BatchShape, Row, Span};
 use galaxy_graph::operators::Rotary;
 use galaxy_model::Pairs;
 
-/// Where a row stands.
+/// Where a row stands in its sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
-    /// In its text, from 0.
+pub(crate) struct RowPosition {
+    /// The position in the sequence, from 0.
     pub(crate) position: u32,
-    /// Rows that the text has, as far as this row knows of them.
+    /// The number of rows of the sequence, as far as this row knows of them.
     pub(crate) length: u32,
 }
 
@@ -18,16 +18,16 @@ pub(crate) struct Place {
 #[derive(Default)]
 pub(crate) struct RotaryTable {
     usual: Angles,
-    /// Those of long texts.
+    /// The angles of long sequences.
     long: Angles,
-    /// Texts of more rows are long.
+    /// The number of rows above which a sequence is long.
     above: u32,
 }
 
 /// Cosines and sines by some frequencies.
 #[derive(Default)]
 struct Angles {
-    /// Of each position: the cosines, then the sines, one for each frequency.
+    /// The cosines of each position, then its sines, one for each frequency.
     values: Vec<f32>,
     frequencies: usize,
 }
@@ -55,7 +55,7 @@ impl Angles {
 }
 
 impl RotaryTable {
-    /// Makes sure of all positions of a text of up to `rows` rows.
+    /// Makes sure of all positions of a sequence of up to `rows` rows.
     pub(crate) fn reach(&mut self, rotation: &Rotary, rows: u32) {
         let rows = rows.min(rotation.limit);
         let above = rotation.above();
@@ -63,7 +63,7 @@ impl RotaryTable {
     }
 
     /// Makes sure of the positions of these rows.
-    pub(crate) fn reach_rows(&mut self, rotation: &Rotary, places: &[Place]) {
+    pub(crate) fn reach_rows(&mut self, rotation: &Rotary, places: &[RowPosition]) {
         let (mut usual, mut long) = (0, 0);
         for place in places {
             let reach = if rotation.is_long(place.length) { &mut long } else { &mut usual };
@@ -80,15 +80,15 @@ impl RotaryTable {
         }
     }
 
-    /// Turns the first `heads` heads of each row, by the place of each row.
+    /// Rotates the first `heads` heads of each row, by the place of each row.
     ///
     /// # Panics
-    /// Where nothing reached.
+    /// When the table does not reach one of these places.
     pub(crate) fn turn(
         &self,
         threads: &Threads,
         rows: AreaMut<'_>,
-        places: &[Place],
+        places: &[RowPosition],
         pairs: Pairs,
         heads: usize,
         head_width: usize,
@@ -96,7 +96,7 @@ impl RotaryTable {
         let values = rows.rows() * heads * head_width;
         threads.each(rows, 1, values, |at, mut rows| {
             for row in 0..rows.rows() {
-                let Place { position, length } = places[at + row];
+                let RowPosition { position, length } = places[at + row];
                 let table = if length > self.above { &self.long } else { &self.usual };
                 let (cosines, sines) = table.of(position);
                 let heads = &mut rows.row(row)[..heads * head_width];
@@ -109,7 +109,7 @@ impl RotaryTable {
     }
 }
 
-/// Turns columns 2i and 2i + 1 of each head.
+/// Rotates columns 2i and 2i + 1 of each head.
 fn turn_neighbours(heads: &mut [f32], width: usize, cosines: &[f32], sines: &[f32]) {
     for head in heads.chunks_exact_mut(width) {
         let (pairs, _) = head.as_chunks_mut();
@@ -119,22 +119,22 @@ fn turn_neighbours(heads: &mut [f32], width: usize, cosines: &[f32], sines: &[f3
     }
 }
 
-/// Where each of `rows` of the batch stands in its text. A text that is kept has as many rows, to a row of
-/// it, as came at once: those that it was asked with, whose number `asked` gives, or those up to that row.
+/// The place of each of `rows` of the batch in its sequence. The length of a cached sequence is, to a row of
+/// it, that of its prompt, which `asked` gives, or what there is up to that row, if that is more.
 pub(crate) fn places(
     shape: &BatchShape,
     rows: Span<Row>,
     asked: impl Fn(u32) -> u32,
-    out: &mut Vec<Place>,
+    out: &mut Vec<RowPosition>,
 ) {
     out.clear();
     for (own, segment) in shape.placed() {
-        let all = segment.past.saturating_add(segment.rows);
-        let prompt = segment.kept.then(|| asked(segment.slot));
+        let all = segment.context_len.saturating_add(segment.rows);
+        let prompt = segment.cached.then(|| asked(segment.slot));
         let place = |row: u32| {
-            let position = segment.past.saturating_add(row - own.start());
+            let position = segment.context_len.saturating_add(row - own.start());
             let length = prompt.map_or(all, |prompt| prompt.max(position.saturating_add(1)));
-            Place { position, length }
+            RowPosition { position, length }
         };
         out.extend(own.intersect(rows).iter().map(place));
     }
@@ -151,7 +151,7 @@ mod tests {
     /// Rows of three heads, turned in f64.
     fn turned(
         before: &[f32],
-        places: &[Place],
+        places: &[RowPosition],
         pairs: [(usize, usize); 4],
         scale: f64,
         above: u32,
@@ -177,8 +177,13 @@ mod tests {
     #[test]
     fn rows_of_a_kept_text_know_what_it_was_asked_with() {
         use galaxy_common::{Segment, Wanted};
-        let segment =
-            |slot, past, kept, rows| Segment { slot, past, kept, rows, wanted: Wanted::Hidden };
+        let segment = |slot, past, kept, rows| Segment {
+            slot,
+            context_len: past,
+            cached: kept,
+            rows,
+            wanted: Wanted::Hidden,
+        };
         let segments = vec![segment(0, 0, false, 3), segment(7, 4, true, 3)];
         let shape = BatchShape::new(segments).expect("a batch");
         let mut out = Vec::new();
@@ -190,8 +195,8 @@ mod tests {
     #[test]
     fn heads_turn_by_the_place_of_their_row() {
         let (width, heads, columns) = (10, 3, 37);
-        let of_length = |length| move |position| Place { position, length };
-        let mut places: Vec<Place> = [0, 7, 7, 3, 511].map(of_length(512)).to_vec();
+        let of_length = |length| move |position| RowPosition { position, length };
+        let mut places: Vec<RowPosition> = [0, 7, 7, 3, 511].map(of_length(512)).to_vec();
         places.extend([0, 3, 5].map(of_length(6)));
         let rows = places.len();
         let before = Random::default().values(rows * columns);

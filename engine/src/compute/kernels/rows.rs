@@ -1,4 +1,4 @@
-//! What is done to rows between products: norms and residual additions.
+//! Kernels for rows between products: norms and residual additions.
 // Hot path: no locks, no logging, no allocation.
 
 use super::{
@@ -14,9 +14,9 @@ use galaxy_model::NormKind;
 pub(crate) struct Norm<'a> {
     pub(crate) kind: NormKind,
     pub(crate) epsilon: f32,
-    /// What columns are scaled by,
+    /// The weights that columns are scaled by.
     pub(crate) weight: &'a [f32],
-    /// and what is added then.
+    /// The biases that are added to columns then; none where the norm has none.
     pub(crate) bias: Option<&'a [f32]>,
 }
 
@@ -58,7 +58,8 @@ pub(crate) fn add(threads: &Threads, more: Area<'_>, out: AreaMut<'_>) {
     });
 }
 
-/// Norms heads of each row, each by itself: as many as there are of each norm, one behind another.
+/// Norms each head of each row by itself: as many heads by each norm as `heads` says, one behind
+/// another.
 pub(crate) fn norm_heads(threads: &Threads, heads: [(usize, Norm<'_>); 2], rows: AreaMut<'_>) {
     let values = 2 * rows.rows() * rows.columns();
     threads.each(rows, 1, values, |_, mut rows| {
@@ -74,11 +75,11 @@ pub(crate) fn norm_heads(threads: &Threads, heads: [(usize, Norm<'_>); 2], rows:
     });
 }
 
-/// What a residual addition reads.
+/// The inputs of a residual addition.
 #[derive(Clone, Copy)]
 pub(crate) struct Joined<'a> {
     pub(crate) residual: Area<'a>,
-    /// One, or two where two sums join at once.
+    /// The biases: one, or two where two sums are added at once.
     pub(crate) biases: [Option<&'a [f32]>; 2],
     pub(crate) partial: Option<Area<'a>>,
     pub(crate) staged: Option<Tile<'a>>,
@@ -87,8 +88,8 @@ pub(crate) struct Joined<'a> {
     pub(crate) norm: Norm<'a>,
 }
 
-/// residual' = residual + biases + (partial + staged); what is added is normed first where there is a norm of it.
-/// `normed` takes the normed rows; without it the residual itself is normed.
+/// Adds to the residual stream: residual' = residual + biases + (partial + staged). What is added is normed first where
+/// there is a norm of it. `normed` takes the normed rows; without it the residual itself is normed.
 pub(crate) fn join(
     threads: &Threads,
     joined: Joined<'_>,

@@ -1,4 +1,4 @@
-//! What the tests of kernels share: random values, whole areas, and comparing with f64.
+//! Helpers of the kernels' tests: random values, whole areas, and comparing with f64.
 
 use super::area::{Area, AreaMut, Extent};
 
@@ -35,7 +35,7 @@ pub(crate) fn whole_mut(values: &mut [f32], rows: usize, columns: usize) -> Area
     AreaMut::new(values, extent(rows, columns)).expect("it fits")
 }
 
-/// Within 1e-5 of the largest value.
+/// Checks that values are within 1e-5 of the largest one.
 pub(crate) fn close(what: &str, got: &[f32], want: &[f64]) {
     assert_eq!(got.len(), want.len(), "{what}");
     let scale = want.iter().fold(0.0_f64, |a, b| a.max(b.abs()));

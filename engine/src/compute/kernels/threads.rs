@@ -19,7 +19,7 @@ use std::{
 
 /// Below this many values an operation is done before another thread has woken up.
 const WORTH_SHARING: usize = 1 << 14;
-/// Pieces that work is cut into at most.
+/// The most pieces that work is cut into.
 const MOST_PIECES: usize = 64;
 /// How often a thread looks before it sleeps or yields: some 20 to 80 microseconds.
 const LOOKS: u32 = 1000;
@@ -36,7 +36,7 @@ pub(crate) struct Threads {
 /// Work that is shared: `run(piece)` for every piece.
 #[derive(Clone, Copy)]
 struct Job {
-    /// Erased: it lives until its round is over, see [`Threads::run`].
+    /// The work. Its lifetime is erased: it lives until its round is over, see [`Threads::run`].
     run: *const (dyn Fn(usize) + Sync),
     pieces: usize,
 }
@@ -45,7 +45,8 @@ struct Job {
 unsafe impl Send for Job {}
 
 struct Shared {
-    /// Number of the round in the upper half, then [`OPEN`], then how many workers are in it.
+    /// The number of the round in the upper half, then [`OPEN`], then how many workers are in the
+    /// round.
     state: AtomicU64,
     job: Mutex<Option<Job>>,
     /// The next piece to be taken.
@@ -58,7 +59,7 @@ struct Shared {
     wake: Condvar,
 }
 
-/// Workers may still join the round.
+/// The bit that says that workers may still join the round.
 const OPEN: u64 = 1 << 31;
 const ROUND: u64 = 1 << 32;
 
@@ -70,7 +71,7 @@ fn inside(state: u64) -> u64 {
 }
 
 thread_local! {
-    /// The place of a kernel thread; 0 for one that calls.
+    /// The place of a kernel thread; 0 for a thread that calls.
     static INDEX: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -254,7 +255,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// A worker leaves a round, whatever happens to it.
+/// Makes a worker leave a round, whatever happens to it.
 struct Leave<'a>(&'a AtomicU64);
 
 impl Drop for Leave<'_> {
@@ -275,7 +276,7 @@ impl Shared {
         }
     }
 
-    /// The life of a worker.
+    /// The loop of a worker: it joins one round after another, until the threads are to end.
     fn work(&self) {
         let mut seen = 0;
         while let Some(state) = self.await_round(seen) {
@@ -302,7 +303,7 @@ impl Shared {
         self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
     }
 
-    /// Waits for an open round after `seen`; nothing when the threads are to end.
+    /// Waits for an open round after `seen`; none when the threads are to end.
     fn await_round(&self, seen: u64) -> Option<u64> {
         let look = || {
             let state = self.state.load(Ordering::SeqCst);

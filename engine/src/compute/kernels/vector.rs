@@ -11,13 +11,15 @@ use rten_simd::{
     ops::{BitOps, IntOps, NumOps},
 };
 
-/// 2^x = 1 + x * P(x) for |x| <= 1/2, fitted to the least largest relative error (9.1e-8).
+/// The coefficients of P in 2^x = 1 + x * P(x) for |x| <= 1/2, fitted to the least largest relative
+/// error (9.1e-8).
 #[expect(clippy::approx_constant, reason = "fitted: it is not the logarithm of 2")]
 const EXP2: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
-/// Added to a small number it rounds it to a whole one, which then stands in its lowest bits.
+/// The number that rounds a small one to a whole one when it is added, which then stands in the lowest
+/// bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// 2^x for x between -126 and 128, where it is infinite.
+/// The power 2^x for x between -126 and 128, where it is infinite.
 #[inline(always)]
 fn exp2_between<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     let (ops, words) = (isa.f32(), isa.i32());
@@ -32,7 +34,8 @@ fn exp2_between<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     words.add(power, whole).reinterpret_cast()
 }
 
-/// 2^x; below 2^-126 it stays there, from 2^128 on it is infinite. The relative error is below 2e-7.
+/// The power 2^x; below 2^-126 it stays there, from 2^128 on it is infinite. The relative error is below
+/// 2e-7.
 #[inline(always)]
 pub(crate) fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     let ops = isa.f32();
@@ -40,7 +43,7 @@ pub(crate) fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     exp2_between(isa, ops.min(ops.splat(128.0), ops.max(ops.splat(-126.0), x)))
 }
 
-/// As [`exp2`], for x that are not positive.
+/// The power 2^x as [`exp2`] gives it, for x that are not positive.
 #[inline(always)]
 pub(crate) fn exp2_falling<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     exp2_between(isa, isa.f32().max(isa.f32().splat(-126.0), x))
@@ -65,20 +68,20 @@ macro_rules! row_loop {
 }
 
 row_loop!(
-    /// out += add
+    /// Adds a row to another: out += add.
     add, Add, (out: &'a mut [f32], add: &'a [f32]), {
         for (o, a) in out.iter_mut().zip(add) { *o += a; }
     }
 );
 row_loop!(
-    /// out = max(out, other)
+    /// Takes the larger of each two values: out = max(out, other).
     largest, Largest, (out: &'a mut [f32], other: &'a [f32]), {
         for (o, b) in out.iter_mut().zip(other) { *o = o.max(*b); }
     }
 );
 row_loop!(
-    /// Turns, in each head of `width` columns, the pairs (low, high) by the angles of these cosines
-    /// and sines: the first half of what is turned and the second.
+    /// Rotates, in each head of `width` columns, the pairs (low, high) by the angles of these cosines
+    /// and sines: low values are the first half of the rotated columns, high ones the second.
     turn, Turn, (row: &'a mut [f32], width: usize, cosines: &'a [f32], sines: &'a [f32]), {
         let half = cosines.len();
         for head in row.chunks_exact_mut(width) {
@@ -90,7 +93,7 @@ row_loop!(
     }
 );
 row_loop!(
-    /// Widens bfloat16.
+    /// Widens bfloat16 to f32.
     widen_bf16, WidenBf16, (bits: &'a [u16], out: &'a mut [f32]), {
         for (o, b) in out.iter_mut().zip(bits) { *o = f32::from_bits(u32::from(*b) << 16); }
     }
@@ -119,7 +122,7 @@ pub(crate) fn narrow_f16(values: &[f32], out: &mut [u16]) {
     out.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
 }
 
-/// Rounds to what half precision holds.
+/// Rounds values to those that half precision has.
 pub(crate) fn round_f16(values: &mut [f32]) {
     let mut bits = [0; 256];
     for values in values.chunks_mut(bits.len()) {
@@ -129,7 +132,7 @@ pub(crate) fn round_f16(values: &mut [f32]) {
     }
 }
 
-/// Sum, and sum of squares, of the values less `by`.
+/// The sum, and the sum of squares, of the values less `by`.
 struct Moments<'a> {
     row: &'a [f32],
     by: f32,
@@ -204,26 +207,26 @@ pub(crate) fn log_sum_exp(row: &[f32], by: f32) -> f32 {
 }
 
 row_loop!(
-    /// out = a + b
+    /// Adds two rows: out = a + b.
     sum_two, SumTwo, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32]), {
         for ((o, a), b) in out.iter_mut().zip(a).zip(b) { *o = a + b; }
     }
 );
 row_loop!(
-    /// out = (a + b) + c
+    /// Adds three rows: out = (a + b) + c.
     sum_three, SumThree, (out: &'a mut [f32], a: &'a [f32], b: &'a [f32], c: &'a [f32]), {
         for (((o, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) { *o = (a + b) + c; }
     }
 );
 row_loop!(
-    /// row = (row - coarse - fine) * by * weight
+    /// Scales a row in place: row = (row - coarse - fine) * by * weight.
     scale_in_place, ScaleInPlace,
     (row: &'a mut [f32], mean: (f32, f32), by: f32, weight: &'a [f32]), {
         for (r, w) in row.iter_mut().zip(weight) { *r = ((*r - mean.0) - mean.1) * by * w; }
     }
 );
 row_loop!(
-    /// out = (from - coarse - fine) * by * weight
+    /// Scales a row to another: out = (from - coarse - fine) * by * weight.
     scale_to, ScaleTo,
     (out: &'a mut [f32], from: &'a [f32], mean: (f32, f32), by: f32, weight: &'a [f32]), {
         for ((o, f), w) in out.iter_mut().zip(from).zip(weight) {
@@ -232,7 +235,7 @@ row_loop!(
     }
 );
 row_loop!(
-    /// row = (row - coarse - fine) * by * weight + bias
+    /// Scales a row in place and adds a bias: row = (row - coarse - fine) * by * weight + bias.
     scale_and_add_in_place, ScaleAndAddInPlace,
     (row: &'a mut [f32], mean: (f32, f32), by: f32, weight: &'a [f32], bias: &'a [f32]), {
         for ((r, w), b) in row.iter_mut().zip(weight).zip(bias) {
@@ -241,7 +244,7 @@ row_loop!(
     }
 );
 row_loop!(
-    /// out = (from - coarse - fine) * by * weight + bias
+    /// Scales a row to another and adds a bias: out = (from - coarse - fine) * by * weight + bias.
     scale_and_add_to, ScaleAndAddTo,
     (
         out: &'a mut [f32], from: &'a [f32], mean: (f32, f32), by: f32, weight: &'a [f32],
@@ -253,8 +256,8 @@ row_loop!(
     }
 );
 
-/// What a layer norm takes away from a row, and scales it by. An f32 mean of large values is
-/// coarse: what it leaves over is a small mean of its own.
+/// The mean that a layer norm subtracts from a row, coarse and fine, and the factor that it scales by
+/// then. An f32 mean of large values is coarse: what it leaves over is a small mean of its own.
 fn centre(row: &[f32], epsilon: f32) -> ((f32, f32), f32) {
     let width = row.len() as f32;
     let coarse = run(Moments { row, by: 0.0 }).0 / width;
@@ -264,12 +267,12 @@ fn centre(row: &[f32], epsilon: f32) -> ((f32, f32), f32) {
     ((coarse, fine), 1.0 / (variance + epsilon).sqrt())
 }
 
-/// What an RMS norm scales a row by.
+/// The factor that an RMS norm scales a row by.
 fn level(row: &[f32], epsilon: f32) -> f32 {
     1.0 / (run(Moments { row, by: 0.0 }).1 / row.len() as f32 + epsilon).sqrt()
 }
 
-/// Mean and variance to 0 and 1, then weight and bias.
+/// Normalises a row to mean 0 and variance 1, then applies weight and bias.
 pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f32) {
     let (mean, by) = centre(row, epsilon);
     match bias {
@@ -278,7 +281,7 @@ pub(crate) fn layer_norm(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, 
     }
 }
 
-/// As [`layer_norm`], to another row.
+/// Normalises as [`layer_norm`] does, to another row.
 pub(crate) fn layer_norm_to(
     out: &mut [f32],
     from: &[f32],
@@ -293,13 +296,13 @@ pub(crate) fn layer_norm_to(
     }
 }
 
-/// Mean square to 1, then weight.
+/// Normalises a row to a mean square of 1, then applies the weight.
 pub(crate) fn rms_norm(row: &mut [f32], weight: &[f32], epsilon: f32) {
     let by = level(row, epsilon);
     scale_in_place(row, (0.0, 0.0), by, weight);
 }
 
-/// As [`rms_norm`], to another row.
+/// Normalises as [`rms_norm`] does, to another row.
 pub(crate) fn rms_norm_to(out: &mut [f32], from: &[f32], weight: &[f32], epsilon: f32) {
     scale_to(out, from, (0.0, 0.0), level(from, epsilon), weight);
 }

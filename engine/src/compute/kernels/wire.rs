@@ -28,7 +28,7 @@ pub(crate) enum Tile<'a> {
         bits: &'a [u16],
         columns: usize,
     },
-    /// Of each row the scales of its groups, then its values.
+    /// Codes of 8 bits: of each row the scales of its groups, then its values.
     Q8 {
         bytes: &'a [u8],
         columns: usize,
@@ -36,7 +36,7 @@ pub(crate) enum Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    /// The first `rows` rows of a staging buffer; nothing if it is too short or not aligned.
+    /// The first `rows` rows of a staging buffer; none if it is too short or not aligned.
     pub(crate) fn new(
         bytes: &'a [u8],
         wire: WireType,
@@ -59,7 +59,7 @@ impl<'a> Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Rows and columns.
+    /// The number of rows, and of columns.
     pub(crate) fn shape(&self) -> (usize, usize) {
         let (len, each, columns) = match *self {
             Self::F32 { values, columns } => (values.len(), columns, columns),
@@ -70,7 +70,7 @@ impl Tile<'_> {
     }
 }
 
-/// Bytes of rows in wire format.
+/// Bytes of rows in wire format; none where there are more than can be counted.
 pub(crate) fn tile_bytes(wire: WireType, rows: usize, columns: usize) -> Option<usize> {
     rows.checked_mul(columns)?.checked_mul(4)?;
     rows.checked_mul(row_bytes(wire, columns))
@@ -80,7 +80,7 @@ fn row_bytes(wire: WireType, columns: usize) -> usize {
     wire.row(columns as u64) as usize
 }
 
-/// Scales and values of a row of 8 bits.
+/// The scales and the values of a row of 8 bits.
 fn eight(row: &[u8], columns: usize) -> (&[f32], &[i8]) {
     let (scales, values) = row.split_at(4 * columns.div_ceil(eighths::GROUP));
     (bytemuck::cast_slice(scales), &bytemuck::cast_slice(values)[..columns])
@@ -117,12 +117,12 @@ fn pieces(tile: Tile<'_>, row: usize, mut work: impl FnMut(usize, &[f32])) {
     }
 }
 
-/// out += tile
+/// Adds a row of a tile: out += tile.
 pub(crate) fn add_tile(out: &mut [f32], tile: Tile<'_>, row: usize) {
     pieces(tile, row, |at, values| vector::add(&mut out[at..at + values.len()], values));
 }
 
-/// out += (partial + tile)
+/// Adds the sum of a partial row and a row of a tile: out += (partial + tile).
 pub(crate) fn add_sum(out: &mut [f32], partial: &[f32], tile: Tile<'_>, row: usize) {
     pieces(tile, row, |at, values| {
         for (at, values) in values.chunks(PIECE).enumerate().map(|(i, v)| (at + i * PIECE, v)) {
@@ -135,7 +135,7 @@ pub(crate) fn add_sum(out: &mut [f32], partial: &[f32], tile: Tile<'_>, row: usi
     });
 }
 
-/// rows = tile
+/// Copies the rows of a tile: rows = tile.
 pub(crate) fn import(threads: &Threads, tile: Tile<'_>, out: AreaMut<'_>) {
     let values = out.rows() * out.columns();
     threads.each(out, 1, values, |first, mut out| {
@@ -148,7 +148,7 @@ pub(crate) fn import(threads: &Threads, tile: Tile<'_>, out: AreaMut<'_>) {
     });
 }
 
-/// out = rows + tile
+/// Adds the rows of a tile to others: out = rows + tile.
 pub(crate) fn add(threads: &Threads, rows: Area<'_>, tile: Tile<'_>, out: AreaMut<'_>) {
     let values = out.rows() * out.columns();
     threads.each(out, 1, values, |first, mut out| {
@@ -160,10 +160,11 @@ pub(crate) fn add(threads: &Threads, rows: Area<'_>, tile: Tile<'_>, out: AreaMu
     });
 }
 
-/// tile' = rows (+ tile)
+/// Writes rows in wire format, with those of a staged tile added where there is one: tile' = rows (+
+/// tile).
 ///
 /// # Panics
-/// When `out` is not aligned for its values; [`aligned`] tells.
+/// When `out` is not aligned for its values; [`aligned`] says whether it is.
 pub(crate) fn export(
     threads: &Threads,
     rows: Area<'_>,

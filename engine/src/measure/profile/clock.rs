@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 /// How often the cost of reading the clocks is measured.
 const READINGS: usize = 200;
 
-/// Times what one thread does.
+/// A clock that times what one thread does.
 pub(super) struct Clock {
     /// Whether time on the processor is what counts. With several kernel threads one waits for
     /// another at times, and that is part of what an operation takes; other engines compute on
     /// threads or devices of their own.
     alone: bool,
-    /// What reading the clocks adds, nanoseconds.
+    /// The time that reading the clocks adds, in nanoseconds.
     reading: f64,
     on_the_wall: f64,
     on_the_processor: f64,
@@ -31,7 +31,7 @@ pub(super) struct Begun {
 }
 
 impl Clock {
-    /// `alone`: whether the calling thread does all the work.
+    /// A clock; `alone` says whether the calling thread does all the work.
     pub(super) fn new(alone: bool) -> Self {
         let mut clock = Self { alone, reading: 0.0, on_the_wall: 0.0, on_the_processor: 0.0 };
         let mut readings: Vec<f64> = (0..READINGS).map(|_| clock.end(clock.begin())).collect();

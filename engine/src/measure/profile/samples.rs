@@ -1,6 +1,6 @@
 //! Samples of points, and the tables that they become. Pure.
 
-use super::stand::Taken;
+use super::setup::Taken;
 use galaxy_common::{Kernel, Spread, Table};
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 pub(super) const LEAST: usize = 3;
 /// Samples after which a point that is noisy stays so.
 const MOST: usize = 25;
-/// Above this, a point is measured again.
+/// The spread above which a point is measured again.
 const NOISY: f64 = 0.10;
 
-/// What was measured so far.
+/// The times that were measured so far for each point, in nanoseconds.
 #[derive(Default)]
 pub(super) struct Samples(BTreeMap<(Kernel, Vec<u32>), Vec<f64>>);
 
@@ -32,9 +32,9 @@ impl Samples {
         })
     }
 
-    /// A table for each kernel that was measured. Points of its grid that no text has are filled
-    /// in proportion to their last axis but one, from the largest that was measured.
-    /// All times are taken `factor` times.
+    /// A table for each kernel that was measured. Points of its grid that no sequence has are filled in
+    /// proportion to their last axis but one, from the largest that was measured. All times are
+    /// multiplied by `factor`.
     pub(super) fn tables(&self, factor: f64) -> Vec<Table> {
         Kernel::ALL.into_iter().filter_map(|kernel| self.table(kernel, factor)).collect()
     }

@@ -24,8 +24,8 @@ use std::{
 
 /// How often a tile goes round.
 const ROUNDS: u32 = 100;
-/// How long it is on its way: at least so long that the lane that waits sleeps, and its processor with it, as
-/// between two tiles of a text; and up to so much longer, so that waits end at any time.
+/// The least time that a tile is on its way: so long that the lane that waits sleeps, and its processor with
+/// it, as between two tiles of a batch. Up to `LONGER_US` more are added, so that waits end at any time.
 const LEAST: Duration = Duration::from_micros(300);
 const LONGER_US: u64 = 1000;
 /// Values of the tile: next to nothing, so that waking up is what is seen.
@@ -52,9 +52,9 @@ impl LinkSender for Late {
     }
 }
 
-/// Mean time from the end of a receive to the begin of the operation that waits for it, nanoseconds: a tile
-/// goes out, back over a link in memory, and in, through the three lanes that every program has. The mean,
-/// because a text pays for all of its waits: a device that runs in turns goes on at once mostly, or much later.
+/// The mean time from the end of a receive to the begin of the operation that waits for it, nanoseconds: a tile goes
+/// out, back over a link in memory, and in, through the three lanes that every program has. The mean, because a batch
+/// pays for all of its waits: a device that runs in turns mostly continues at once, or much later.
 pub(super) fn wake(engine: Box<dyn Engine>) -> Result<f64, MeasureError> {
     let executor = Executor::start("profile", engine)?;
     let (sender, receiver, closer) = memory::link();

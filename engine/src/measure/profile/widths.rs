@@ -1,53 +1,57 @@
-//! Of which widths matrices are measured, and how many of them a device has room for. Pure.
+//! The widths at which matrices are measured, and how many of them a device has room for. Pure.
 
-use super::stand::LANGUAGE_ROWS;
+use super::setup::LANGUAGE_ROWS;
 use galaxy_common::{BlockAssignment, Bytes, Column, Head, Span, Token, WeightFormat};
 use galaxy_graph::{budget, holdings::READ_BUFFERS, lower::kv_span};
 use galaxy_model::{HeadSpec, ModelSpec};
 
 /// Parts of a layer whose matrices are measured; between them times are nearly linear.
 const SHARES: [f64; 4] = [1.0, 0.5, 0.25, 0.125];
-/// Most rows that are measured: beyond, times grow in proportion to the pairs of an axis.
+/// The most rows that are measured: beyond, times grow in proportion to the pairs of an axis.
 pub(super) const MOST_ROWS: u32 = 512;
-/// Fewest, where memory is short.
+/// The fewest rows that are measured, where memory is short.
 const LEAST_ROWS: u32 = 64;
-/// Most bytes of the slice of a language head: more only takes longer to load.
+/// The most bytes of the slice of a language head: more only takes longer to load.
 const LANGUAGE: u64 = 48 << 20;
 
-/// What is held to be measured.
+/// The weights that are held to be measured.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Sample {
-    /// For each layer of the shard, of which layer of the model, and how much of it.
+    /// The layer of the model that each layer of the shard is of, and how much of it.
     pub(super) blocks: Vec<(u32, BlockAssignment)>,
-    /// How many layers follow one another that have all widths once.
+    /// The number of neighbouring layers that have all widths once.
     pub(super) set: usize,
-    /// Slice of the vocabulary.
+    /// The slice of the vocabulary.
     pub(super) vocabulary: Span<Token>,
-    /// Most rows.
+    /// The most rows that are measured.
     pub(super) rows: u32,
 }
 
-/// The device that measures.
+/// The room that the device has which measures.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct MeasuringDevice {
     /// Bytes that may be taken besides what the process holds already.
     pub(super) memory: Bytes,
-    /// The largest cache, and bytes of weights that loading may take.
+    /// The largest cache of the processor; `load` are the bytes of weights that there is time to load.
     pub(super) cache: Bytes,
     pub(super) load: Bytes,
-    /// In which its weights take most of the engine's memory.
+    /// The format in which its weights take most of the engine's memory.
     pub(super) format: WeightFormat,
-    /// Kernel threads.
+    /// The number of kernel threads.
     pub(super) threads: u16,
 }
 
 impl Sample {
-    /// What of a model is measured on a device with so much room, for programs of at most
+    /// Chooses what of a model is measured on a device with so much room, for programs of at most
     /// `max_rows` rows.
     ///
     /// # Errors
     /// The bytes that the least of it takes, if that is more than there is.
-    pub(super) fn choose(spec: &ModelSpec, max_rows: u32, room: Room) -> Result<Self, Bytes> {
+    pub(super) fn choose(
+        spec: &ModelSpec,
+        max_rows: u32,
+        room: MeasuringDevice,
+    ) -> Result<Self, Bytes> {
         let mut rows = max_rows.min(spec.position_limit()).clamp(1, MOST_ROWS);
         let fixed = fixed(room.threads);
         let needs = |rows: u32, set: &[BlockAssignment]| {
@@ -97,30 +101,30 @@ impl Sample {
         Ok(Self { blocks, set: set.len(), vocabulary, rows })
     }
 
-    /// How many sets there are.
+    /// The number of sets that are held.
     pub(super) fn copies(&self) -> usize {
         self.blocks.len() / self.set.max(1)
     }
 }
 
-/// What is taken whatever is measured.
+/// The bytes that are taken whatever is measured.
 fn fixed(threads: u16) -> u64 {
     let scratch = u64::from(threads) * budget::THREAD_SCRATCH + budget::SHARED_SCRATCH;
     scratch + READ_BUFFERS
 }
 
-/// So much of a layer: whole heads, and columns in groups that kernels multiply at a time.
+/// The share of a layer: whole heads, and columns in groups that kernels multiply at a time.
 fn block(spec: &ModelSpec, share: f64) -> BlockAssignment {
     let of = |count: u32| ((f64::from(count) * share).round() as u32).clamp(1, count);
-    let columns = of(spec.inner.div_ceil(16)) * 16;
+    let columns = of(spec.intermediate.div_ceil(16)) * 16;
     BlockAssignment {
         layers: Span::empty(),
         heads: Span::<Head>::first(of(spec.heads)),
-        columns: Span::<Column>::first(columns.min(spec.inner)),
+        columns: Span::<Column>::first(columns.min(spec.intermediate)),
     }
 }
 
-/// One block of each share; shares that come to the same are there once.
+/// One block of each share; shares that give the same block are there once.
 fn set(spec: &ModelSpec, shares: &[f64]) -> Vec<BlockAssignment> {
     let mut blocks: Vec<_> = shares.iter().map(|&share| block(spec, share)).collect();
     blocks.dedup();
@@ -137,10 +141,10 @@ fn weights(spec: &ModelSpec, format: WeightFormat, set: &[BlockAssignment]) -> u
     set.iter().map(of).sum()
 }
 
-/// Slots of the program that measures, and its tiles.
+/// The bytes of the slots of the program that measures, and of its tiles.
 fn activations(spec: &ModelSpec, rows: u32) -> u64 {
     let (all, keys) = (spec.heads * spec.head_width, spec.kv_heads * spec.head_width);
-    let widths = 7 * spec.hidden + 2 * all + 2 * keys + spec.inner;
+    let widths = 7 * spec.hidden + 2 * all + 2 * keys + spec.intermediate;
     u64::from(rows) * u64::from(widths) * 4
 }
 
@@ -156,7 +160,7 @@ mod tests {
         ModelDir::open(dir.path()).unwrap().spec().clone()
     }
 
-    const ROOM: Room = Room {
+    const ROOM: MeasuringDevice = MeasuringDevice {
         memory: Bytes(u64::MAX >> 8),
         cache: Bytes(1 << 20),
         load: Bytes(1 << 30),
@@ -177,7 +181,7 @@ mod tests {
         assert_eq!(sample.copies(), 2);
         assert!(sample.copies() * 786_432 * 15 / 8 > 2 << 20);
         assert!(sample.vocabulary.is_empty());
-        let small = Room { cache: Bytes(1), ..ROOM };
+        let small = MeasuringDevice { cache: Bytes(1), ..ROOM };
         assert_eq!(Sample::choose(&spec, 70, small).unwrap().copies(), 1);
         assert_eq!(Sample::choose(&spec, 70, small).unwrap().rows, 70);
     }
@@ -185,7 +189,8 @@ mod tests {
     #[test]
     fn little_memory_measures_less_and_none_is_refused() {
         let spec = spec(Shape::bert(2, 128, 8));
-        let with = |memory| Sample::choose(&spec, 512, Room { memory: Bytes(memory), ..ROOM });
+        let with =
+            |memory| Sample::choose(&spec, 512, MeasuringDevice { memory: Bytes(memory), ..ROOM });
         let fixed = fixed(1);
         let all = weights(&spec, WeightFormat::F32, &set(&spec, &SHARES));
         let tight = with(fixed + all + activations(&spec, 128)).unwrap();
@@ -200,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_model_of_two_heads_and_few_columns_has_what_it_has() {
-        let shape = Shape { inner: 24, ..Shape::bert(1, 32, 2) };
+        let shape = Shape { intermediate: 24, ..Shape::bert(1, 32, 2) };
         let sample = Sample::choose(&spec(shape), 512, ROOM).unwrap();
         let widths = |b: &(u32, BlockAssignment)| (b.0, b.1.heads.len(), b.1.columns.len());
         let found: Vec<_> = sample.blocks[..sample.set].iter().map(widths).collect();

@@ -7,7 +7,7 @@ fn waves() -> Vec<f32> {
     (0..4096).map(|at| 0.1 + 2.0 * (at as f32).cos()).collect()
 }
 
-/// Values as weights lie: sums of twelve even ones, which are nearly Gaussian with a variance of one.
+/// Values distributed as weights are: sums of twelve uniform ones, nearly Gaussian with a variance of one.
 fn bells(count: usize) -> Vec<f32> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut even = || {
@@ -25,7 +25,7 @@ fn again(format: WeightFormat, values: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The relative error.
+/// The root mean square of the rounding error over that of the values.
 fn error(format: WeightFormat, values: &[f32]) -> f64 {
     let square = |value: f32| f64::from(value) * f64::from(value);
     let errors = values.iter().zip(again(format, values)).map(|(a, b)| square(a - b));
@@ -53,8 +53,8 @@ fn what_is_rounded_is_near_to_what_it_was() {
     }
 }
 
-/// The bounds of Q8_0 and Q4_0 are the errors that the reference (`gguf.quants.quantize` of PyPI `gguf` 0.19) makes in these
-/// values. It makes no Q6_K, of which the bound is the error where the largest of 16 values becomes 31.
+/// The bounds of Q8_0 and Q4_0 are the errors that the reference (`gguf.quants.quantize` of PyPI `gguf` 0.19) makes
+/// with these values. It writes no Q6_K; the bound of that is the error where the largest of 16 values becomes 31.
 #[test]
 fn the_error_is_no_larger_than_that_of_the_reference() {
     let values = bells(1 << 18);

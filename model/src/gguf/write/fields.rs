@@ -1,4 +1,4 @@
-//! The fields of a GGUF file that is written: what its architecture is and has.
+//! The metadata fields of a GGUF file that is written, apart from the tokenizer's.
 
 use super::tokenizer;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
 use galaxy_common::WeightFormat;
 use serde_json::Value as Json;
 
-/// The families of which files are written, and the architectures that they are there.
+/// The families that can be written, each with its architecture in GGUF files.
 const FAMILIES: [(&str, &str); 4] =
     [("llama", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")];
-/// What the numbers of `general.file_type` mean.
+/// The formats that `general.file_type` can name, and their numbers.
 const FILE_TYPES: [(WeightFormat, u32); 6] = [
     (WeightFormat::F32, 0),
     (WeightFormat::F16, 1),
@@ -22,7 +22,7 @@ const FILE_TYPES: [(WeightFormat, u32); 6] = [
     (WeightFormat::Bf16, 32),
 ];
 
-/// A value of a field.
+/// The value of a metadata field.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Field {
     Whole(u32),
@@ -71,13 +71,13 @@ impl Field {
     }
 }
 
-/// A text as files have it.
+/// Writes a text as files have it: its length and its bytes.
 pub(super) fn text(of: &str, out: &mut Vec<u8>) {
     out.extend((of.len() as u64).to_le_bytes());
     out.extend(of.as_bytes());
 }
 
-/// What a file begins with: all but the list of its tensors.
+/// Writes the beginning of a file, up to the list of its tensors.
 pub(super) fn head(fields: &[(String, Field)], tensors: usize, out: &mut Vec<u8>) {
     out.extend(super::super::MAGIC);
     out.extend(3u32.to_le_bytes());
@@ -90,20 +90,20 @@ pub(super) fn head(fields: &[(String, Field)], tensors: usize, out: &mut Vec<u8>
     }
 }
 
-/// What a model is in GGUF files.
+/// The architecture as which a model is written.
 pub(super) struct Architecture {
     name: &'static str,
-    /// Whether the halves of heads' rows take turns.
+    /// Whether files store the rows of queries and keys in pairs.
     pub(super) in_pairs: bool,
     /// The model's `config.json`.
     config: Json,
 }
 
 impl Architecture {
-    /// That of a model.
+    /// The architecture of a model.
     ///
     /// # Errors
-    /// When it has none that is written here.
+    /// When the model's family cannot be written.
     pub(super) fn of(model: &ModelDir) -> Result<Self, ModelError> {
         let family = &model.spec().family;
         let found = FAMILIES.iter().find(|(known, _)| known == family);
@@ -122,10 +122,10 @@ impl Architecture {
         Ok(Self { name, in_pairs: *name == "llama", config })
     }
 
-    /// All fields of the file.
+    /// All metadata fields of the file.
     ///
     /// # Errors
-    /// When the model has what no field says.
+    /// When the model has something that no field can express.
     pub(super) fn fields(&self, model: &ModelDir) -> Result<Vec<(String, Field)>, ModelError> {
         let spec = model.spec();
         let Positions::Rotary { limit, inverse_frequencies, .. } = &spec.positions else {
@@ -147,7 +147,7 @@ impl Architecture {
         put("context_length", Field::Whole(*limit));
         put("embedding_length", Field::Whole(spec.hidden));
         put("block_count", Field::Whole(spec.layers));
-        put("feed_forward_length", Field::Whole(spec.inner));
+        put("feed_forward_length", Field::Whole(spec.intermediate));
         put("attention.head_count", Field::Whole(spec.heads));
         put("attention.head_count_kv", Field::Whole(spec.kv_heads));
         put("attention.key_length", Field::Whole(spec.head_width));
@@ -177,10 +177,11 @@ impl Architecture {
         Ok(fields)
     }
 
-    /// What frequencies are divided by besides what fields say; nothing where that is nothing.
+    /// The divisors of rotary frequencies that the fields do not express; `None` where there are
+    /// none.
     ///
     /// # Errors
-    /// When they are, and no reader of this architecture does it.
+    /// When there are some, and readers of this architecture do not apply them.
     pub(super) fn divisors(&self, model: &ModelDir) -> Result<Option<Vec<f32>>, ModelError> {
         let Positions::Rotary { inverse_frequencies, .. } = &model.spec().positions else {
             return Ok(None);
@@ -205,13 +206,13 @@ impl Architecture {
         }
     }
 
-    /// The base of the frequencies of positions.
+    /// The base of the rotary frequencies.
     fn theta(&self) -> f64 {
         let inside = &self.config["rope_parameters"]["rope_theta"];
         inside.as_f64().or_else(|| self.config["rope_theta"].as_f64()).unwrap_or(10_000.0)
     }
 
-    /// How positions are stretched, and the object that says it.
+    /// The scaling rule of rotary positions, and the object that holds its parameters.
     fn stretched(&self) -> Option<(&str, &Json)> {
         let all = ["rope_scaling", "rope_parameters"].map(|name| &self.config[name]);
         let found = all.into_iter().find(|by| by.as_object().is_some_and(|by| !by.is_empty()))?;

@@ -7,7 +7,7 @@ use crate::{
 };
 use std::{fs, path::PathBuf};
 
-/// Writes a model that is rounded, and opens what was written.
+/// Rounds a model, writes it, and opens what was written.
 fn again(model: ModelDir, to: Quantisation, path: &Path) -> (ModelDir, ModelDir, Vec<Rounded>) {
     let model = model.quantised(to).expect("it can be rounded");
     let mut told = Vec::new();
@@ -41,7 +41,7 @@ fn assert_same(model: &ModelDir, written: &ModelDir) {
 }
 
 impl crate::Formats {
-    /// The same with vectors as another model has them.
+    /// These formats, with the vectors in the format that another model has them in.
     fn with_vectors_of(&self, other: &ModelDir) -> Self {
         self.clone().with_vectors(other.formats().vectors())
     }
@@ -50,7 +50,7 @@ impl crate::Formats {
 fn shaped(family: &'static str, config: &'static str) -> Shape {
     let format = WeightFormat::Bf16;
     let bert = Shape::bert(2, 256, 4);
-    Shape { family, kv_heads: 2, vocabulary: 300, inner: 512, format, config, ..bert }
+    Shape { family, kv_heads: 2, vocabulary: 300, intermediate: 512, format, config, ..bert }
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn what_is_written_is_read_as_the_same_model() {
             let open = ModelDir::open(&from).expect("a model");
             let (model, written, rounded) = again(open, to, &path);
             assert_same(&model, &written);
-            // The table is the head, and each matrix is told of.
+            // The embedding table is the language head, and each matrix is reported.
             assert_eq!(rounded.len(), 2 * 7 + 1, "{to}");
             let told = model.rounding(&mut |_, _| {}).expect("errors");
             for one in &rounded {
@@ -86,7 +86,7 @@ fn what_is_written_is_read_as_the_same_model() {
     }
 }
 
-/// Small checkpoints of transformers, of which rows are no multiples of 32: what cannot be rounded stays as it is.
+/// Small checkpoints of transformers, whose rows are no multiples of 32: what cannot be rounded stays as it is.
 #[test]
 fn families_are_read_again() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -182,5 +182,5 @@ fn what_no_file_says_is_refused_by_name() {
     }
 }
 
-/// Changes a tokenizer.
+/// A function that changes a `tokenizer.json`.
 type Change<'a> = &'a dyn Fn(&mut serde_json::Value);

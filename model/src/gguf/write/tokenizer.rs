@@ -1,19 +1,19 @@
-//! The tokenizer of a model as fields of a GGUF file: its `tokenizer.json` the other way round.
+//! Writes a model's `tokenizer.json` as the fields of a GGUF file: the inverse of reading one.
 
 use super::fields::Field;
 use crate::{
     ModelDir,
     chat::ChatFiles,
-    gguf::tokenizer::{Cut, merges_of},
+    gguf::tokenizer::{PreTokenizer, merges_of},
     store::read_bounded,
 };
 use serde_json::Value as Json;
 use std::collections::HashMap;
 
-/// A tokenizer has some ten megabytes.
+/// The largest `tokenizer.json` that is read; real ones have some ten megabytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Types of tokens, by their numbers.
+/// The types of tokens, by their numbers in files.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -21,10 +21,10 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The fields of a model's tokenizer, and its chat template. A model without one has token ids alone.
+/// The fields of a model's tokenizer, and its chat template. A model without a tokenizer takes token ids alone.
 ///
 /// # Errors
-/// In words: what it does that no field says.
+/// A sentence about what the tokenizer does that no field can express.
 pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
     let path = model.path().join("tokenizer.json");
     let mut fields = Vec::new();
@@ -70,9 +70,9 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
     Ok(fields)
 }
 
-/// Says which tokens end texts: as many as there are fields for.
+/// Writes the tokens that end a text, as many as there are fields for.
 fn ends_in(ends: &[u32], eos: Option<u32>, put: &mut impl FnMut(&str, Field)) {
-    // The tokenizer's own first, if it is one of them.
+    // The tokenizer's own token comes first, if it ends texts.
     let mut all: Vec<u32> =
         eos.into_iter().filter(|id| ends.is_empty() || ends.contains(id)).collect();
     all.extend(
@@ -95,7 +95,7 @@ impl Tokens {
         self.ids.get(text).copied()
     }
 
-    /// As many as the model has rows for.
+    /// Reads as many tokens as the model's embedding table has rows.
     fn of(whole: &Json, rows: u32) -> Result<Self, String> {
         let model = &whole["model"];
         if model["type"].as_str() != Some("BPE") {
@@ -147,7 +147,7 @@ fn is_byte(text: &str) -> bool {
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
 
-/// The steps of a part of a tokenizer, which may be one or a sequence of them.
+/// The steps of a part of a tokenizer: its list, where it is a sequence, or else the part itself.
 fn steps<'a>(part: &'a Json, all: &str) -> Vec<&'a Json> {
     match part["type"].as_str() {
         None => Vec::new(),
@@ -161,7 +161,7 @@ fn is_byte_level(whole: &Json) -> bool {
     steps.iter().any(|step| step["type"] == "ByteLevel")
 }
 
-/// The merges of a tokenizer, left and right.
+/// The merges of a tokenizer, each as its left and its right part.
 fn merges(whole: &Json) -> Result<Vec<(String, String)>, String> {
     let pair = |merge: &Json| {
         let both = match merge {
@@ -177,13 +177,13 @@ fn merges(whole: &Json) -> Result<Vec<(String, String)>, String> {
     whole["model"]["merges"].as_array().into_iter().flatten().map(pair).collect()
 }
 
-/// BPE over bytes, and how text is cut before.
+/// Writes the fields of byte-level BPE, with the name of its pre-tokenizer.
 fn byte_level(whole: &Json, put: &mut impl FnMut(&str, Field)) -> Result<(), String> {
     let merges = merges(whole)?;
     let cut = match merges.is_empty() {
-        // Each byte is a token, wherever text is cut.
+        // Without merges each byte is a token, wherever text is split.
         true => "gpt-2",
-        false => Cut::name_of(&cut(whole)?).ok_or(
+        false => PreTokenizer::name_of(&cut(whole)?).ok_or(
             "its tokenizer cuts text in a way that has no name in GGUF files that is known here",
         )?,
     };
@@ -193,9 +193,9 @@ fn byte_level(whole: &Json, put: &mut impl FnMut(&str, Field)) -> Result<(), Str
     Ok(())
 }
 
-/// How a tokenizer over bytes cuts text.
-fn cut(whole: &Json) -> Result<Cut, String> {
-    let mut cut = Cut::default();
+/// How a byte-level tokenizer splits text before its parts become tokens.
+fn cut(whole: &Json) -> Result<PreTokenizer, String> {
+    let mut cut = PreTokenizer::default();
     cut.whole_words = whole["model"]["ignore_merges"] == true;
     for step in steps(&whole["normalizer"], "normalizers") {
         match step["type"].as_str() {
@@ -231,7 +231,7 @@ fn cut(whole: &Json) -> Result<Cut, String> {
     Ok(cut)
 }
 
-/// SentencePiece: BPE whose merges follow from scores.
+/// Writes the fields of SentencePiece: BPE whose merges follow from the scores of tokens.
 fn sentence_piece(
     whole: &Json,
     tokens: &Tokens,
@@ -247,7 +247,7 @@ fn sentence_piece(
     }
     let score = |text: &String| match ranks.get(text) {
         Some(rank) => -(*rank as f32),
-        // Nothing is merged into it.
+        // No merge has this token as its result.
         None => -(merges.len() as f32),
     };
     let scores: Vec<f32> = tokens.texts.iter().map(score).collect();
@@ -270,7 +270,7 @@ fn sentence_piece(
     Ok(())
 }
 
-/// Whether a space stands before each text. Spaces must be made what SentencePiece has for them.
+/// Whether a space is put before each text. The tokenizer must replace spaces as SentencePiece does.
 fn space_before(whole: &Json) -> Result<bool, String> {
     const SPACE: &str = "\u{2581}";
     let (mut before, mut spaces) = (false, false);
@@ -307,7 +307,7 @@ fn space_before(whole: &Json) -> Result<bool, String> {
         .ok_or_else(|| "its tokenizer keeps spaces, which no field says".to_owned())
 }
 
-/// The token before each text, if there is one.
+/// The token that begins each text, if there is one.
 fn begins(whole: &Json) -> Result<Option<String>, String> {
     let mut found = None;
     for step in steps(&whole["post_processor"], "processors") {

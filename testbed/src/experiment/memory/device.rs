@@ -1,7 +1,7 @@
-//! The process of the device, and what it is asked.
+//! The process of the device, and the requests that it is sent.
 
 use super::Case;
-use crate::reader::{Ask, Took};
+use crate::reader::{ReaderCommand, RequestCost};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Advice, fadvise};
 use std::{
@@ -11,7 +11,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-/// Lets go of what the page cache has of a model.
+/// Drops the files of a model from the page cache.
 pub(super) fn forget(model: &Path) -> Result<()> {
     for entry in std::fs::read_dir(model)? {
         let file = File::open(entry?.path())?;
@@ -20,7 +20,7 @@ pub(super) fn forget(model: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The process of the device.
+/// The process of the device, which answers one request after another.
 pub(super) struct Device {
     pub(super) child: Child,
     asks: ChildStdin,
@@ -46,7 +46,7 @@ impl Device {
         Ok(Self { child, asks, answers })
     }
 
-    pub(super) fn ask(&mut self, ask: Ask) -> Result<Took> {
+    pub(super) fn ask(&mut self, ask: ReaderCommand) -> Result<RequestCost> {
         writeln!(self.asks, "{}", serde_json::to_string(&ask)?).context("the device ended")?;
         let mut line = String::new();
         let got = self.answers.read_line(&mut line)?;

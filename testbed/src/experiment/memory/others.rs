@@ -1,5 +1,5 @@
-//! What is no cell of a policy: many requests in a row, the loaders beside `fio`, and a model over devices
-//! that cannot hold it together.
+//! The measurements that are no cell of a policy: many requests in a row, the loaders beside `fio`, and a
+//! model over devices whose memory together does not hold it.
 
 use super::{
     Bench, Case, Disk, MADE, Policy,
@@ -13,7 +13,7 @@ use crate::{
         latency::{place, stage},
     },
     instance::{Split, Testbed},
-    reader::Ask,
+    reader::ReaderCommand,
     record::{Outcome, Record, Verdict},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -27,31 +27,31 @@ use std::{
     time::Instant,
 };
 
-/// Requests in a row.
+/// The number of requests in a row.
 const REQUESTS: u32 = 1000;
-/// Loaders beside as many jobs of `fio`, and how often they take turns.
+/// The numbers of loaders beside as many jobs of `fio`; below it, how often both take turns.
 const LOADERS: [u16; 3] = [1, 2, 4];
 const TURNS: usize = 5;
-/// What `fio` reads at a time: as our loaders do.
+/// The bytes that `fio` reads at a time, as our loaders do.
 const BLOCK: u64 = 2 << 20;
-/// Devices that cannot hold the model together.
+/// The environment whose devices together cannot hold the model.
 const ENVIRONMENT: &str = "three";
-/// A margin that no device leaves: nothing drifts while an experiment runs.
+/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
 const STEADY: f64 = 100.0;
 
-/// The first part of the key of requests in a row,
+/// The first part of the keys of cells with requests in a row.
 pub(super) const MANY: &str = "requests";
-/// of loaders beside `fio`,
+/// The first part of the keys of cells with loaders beside `fio`.
 pub(super) const BESIDE: &str = "loaders";
-/// and of devices together.
+/// The first part of the keys of cells with devices together.
 pub(super) const TOGETHER: &str = "together";
 
 impl Bench<'_> {
-    /// Many requests in a row, by every policy that is bounded.
+    /// Takes many requests in a row, by every policy whose memory is bounded.
     pub(super) fn requests(&self, record: &mut Record) -> Result<()> {
         let (count, samples) = if self.options.smoke { (20, 2) } else { (REQUESTS, 1) };
         let rows = match self.case.ask {
-            Ask::Run(rows) => rows,
+            ReaderCommand::Run(rows) => rows,
             _ => return Ok(()),
         };
         for policy in super::POLICIES.into_iter().filter(|policy| policy.bounded()) {
@@ -64,12 +64,13 @@ impl Bench<'_> {
             let plan = self.case.planned(policy, (4, 1))?;
             let facts = self.facts(&plan)?;
             for _ in 0..samples {
-                let (values, ..) = self.run(&plan, true, (None, None), Ask::Many(count, rows))?;
+                let (values, ..) =
+                    self.run(&plan, true, (None, None), ReaderCommand::Many(count, rows))?;
                 eprintln!("{key}: {:.1} MB resident at most", values["rss_mb"]);
                 let cell = record.cell(&key, &labels);
                 cell.facts.extend(facts.map(|(name, value)| (name.to_owned(), value)));
                 cell.facts.insert("requests".to_owned(), f64::from(count));
-                // What is looked at is memory: it does not matter what else ran.
+                // Only memory is of interest: it does not matter what else ran.
                 cell.add(values, Verdict::Valid);
                 record.save(self.path)?;
             }
@@ -77,7 +78,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The loaders alone, in turns with `fio` on the same file.
+    /// Measures the loaders alone, in turns with `fio` on the same file.
     pub(super) fn loaders(&self, record: &mut Record) -> Result<()> {
         if Command::new("fio").arg("--version").output().is_err() {
             eprintln!("without fio: its package is called so");
@@ -88,7 +89,7 @@ impl Bench<'_> {
         let file = work.path().join("plan.json");
         std::fs::write(&file, serde_json::to_vec(&plan)?)?;
         let mut device = Device::start(self.case, &file, &self.shards(), None)?;
-        device.ask(Ask::Open)?;
+        device.ask(ReaderCommand::Open)?;
         forget(&self.case.path)?;
         let shard = newest(&self.shards())?;
         for loaders in LOADERS {
@@ -97,7 +98,7 @@ impl Bench<'_> {
             let labels = [("disk", BESIDE), ("model", &self.case.name), ("policy", &count)];
             while !record.cell(&key, &labels).done(TURNS) {
                 let watch = crate::health::Watch::start()?;
-                let took = device.ask(Ask::Read(loaders))?;
+                let took = device.ask(ReaderCommand::Read(loaders))?;
                 let ours = took.loaded as f64 * 1e-3 / took.ms;
                 let theirs = fio(&shard, loaders)?;
                 let health = watch.finish(0)?;
@@ -116,7 +117,7 @@ impl Bench<'_> {
     }
 }
 
-/// The file of a shard that was written or opened last.
+/// The file of the shard that was written or opened last, by its time of modification.
 fn newest(directory: &Path) -> Result<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -127,7 +128,7 @@ fn newest(directory: &Path) -> Result<PathBuf> {
     files.into_iter().max().map(|(_, path)| path).context("there is no shard")
 }
 
-/// What `fio` reads of a file, each job its own part, directly, a block at a time. MB/s.
+/// The rate at which `fio` reads a file, in MB/s: each job its own part, directly, a block at a time.
 fn fio(file: &Path, jobs: u16) -> Result<f64> {
     let part = std::fs::metadata(file)?.len() / u64::from(jobs) / BLOCK * BLOCK;
     let out = Command::new("fio")
@@ -143,8 +144,8 @@ fn fio(file: &Path, jobs: u16) -> Result<f64> {
     Ok(read * 1e-6)
 }
 
-/// The model over devices whose memory does not hold it together: whether the text is that of one device
-/// that holds all, and how long it takes.
+/// Runs the model over devices whose memory together does not hold it: whether they generate the same tokens
+/// as one device that holds all, and how long that takes.
 pub(super) fn together(
     options: &Options,
     case: &Case,
@@ -172,7 +173,7 @@ pub(super) fn together(
     let model = Arc::new(ModelDir::open(&case.path)?);
     let mut cluster = up.cluster(model.path(), Strategy::Auto, Split::Profiles { tokens: MADE.0 });
     (cluster.drift, cluster.max_rows) = (STEADY, 64);
-    (cluster.cache_rows, cluster.generate) = (Some(64), Some(MADE.1));
+    (cluster.kv_cache_tokens, cluster.generate) = (Some(64), Some(MADE.1));
     eprintln!("{key}: shards are written");
     let begun = Instant::now();
     let placed = match place(&up, options.smoke, &stage, cluster, &model)? {
@@ -223,7 +224,7 @@ pub(super) fn together(
         }
     }
     record.save(path)?;
-    // Two copies of the largest model: the next run writes its own.
+    // The shards are two copies of the largest model: the next run writes its own.
     std::fs::remove_dir_all(&caches)?;
     Ok(())
 }

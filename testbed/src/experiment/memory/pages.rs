@@ -1,4 +1,4 @@
-//! The page: a table for each kind of disk, what else was measured, and plots.
+//! The page: a table for each kind of disk, the other measurements, and plots.
 
 use super::{
     Disk, KEEPS, NAME, POLICIES, Policy, STORY, SWEEP_EACH, SWEEP_FREE, key,
@@ -33,7 +33,7 @@ fn find<'a>(record: &'a Record, disk: Disk, model: &str, policy: Policy) -> Opti
     record.cells.iter().find(|cell| cell.key == key)
 }
 
-/// Models that there are cells of.
+/// The models that have cells on a disk, by the first part of the key.
 fn models(record: &Record, of: &str) -> Vec<String> {
     let mut models = Vec::new();
     for cell in record.cells.iter().filter(|cell| cell.key.split('/').next() == Some(of)) {
@@ -49,7 +49,8 @@ fn fact(cell: &Cell, name: &str) -> f64 {
     cell.facts.get(name).copied().unwrap_or(f64::NAN)
 }
 
-/// The least that a request's bytes take: where loaders are limited, all of them.
+/// The least time in ms in which a throttled disk gives a request's bytes, with all loaders where each is
+/// limited; NaN where the disk is not throttled.
 fn bound(cell: &Cell, disk: Disk) -> f64 {
     let rate = match disk {
         Disk::Free | Disk::Long => f64::NAN,
@@ -59,20 +60,20 @@ fn bound(cell: &Cell, disk: Disk) -> f64 {
     fact(cell, "model_mb") * fact(cell, "programs") / rate * 1e3
 }
 
-/// The value that is a policy's delay: of what is read before a request, reading is a part. Where much stays
-/// between requests, it is not.
+/// The name of the value that is a policy's delay. For `preload`, which reads before a request, reading is
+/// included; for the others it is the run alone.
 fn value(policy: Policy) -> &'static str {
     if policy == Policy::Preload { "whole_ms" } else { "run_ms" }
 }
 
-/// By how much more than its plan says a cell holds.
+/// The share by which a cell holds more memory than its plan says; NaN where that was not measured.
 fn off(cell: &Cell) -> f64 {
     let resident = cell.spread("rss_mb").median;
     if resident > 0.0 { resident / fact(cell, "planned_mb") - 1.0 } else { f64::NAN }
 }
 
-/// By how much PIPELOAD is faster than PipeSwitch, and its share of the memory, as the paper found them (Hermes,
-/// Tables II and III), with 2, 4 and 6 agents.
+/// The speedup of PIPELOAD over PipeSwitch, and its share of PipeSwitch's memory, as the paper found them
+/// (Hermes, Tables II and III), with 2, 4 and 6 agents.
 fn hermes(model: &str, policy: Policy) -> Option<(f64, f64)> {
     let found = match model {
         "bert-large" => [(1.93, 0.271), (3.22, 0.392), (4.24, 0.551)],
@@ -85,7 +86,7 @@ fn hermes(model: &str, policy: Policy) -> Option<(f64, f64)> {
     at.into_iter().position(|known| known == policy).map(|at| found[at])
 }
 
-/// What stands in every table behind a cell's delay.
+/// The columns of memory that follow a cell's delay in every table.
 fn memory(cell: &Cell) -> [String; 5] {
     [
         shown(fact(cell, "weights_mb"), 1),
@@ -184,7 +185,7 @@ fn policies(record: &Record, disk: Disk, title: &str, names: &[String]) -> Table
     table
 }
 
-/// Delay over memory: over buffers and loaders, and over what stays.
+/// Adds the tables and charts of delay over memory: over buffers and loaders, and over the weights that stay.
 fn sweeps(record: &Record, tables: &mut Vec<Table>, charts: &mut Vec<(&'static str, Chart)>) {
     let point = |cell: &Cell| {
         let spread = cell.spread("run_ms");

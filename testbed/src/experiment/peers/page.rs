@@ -1,8 +1,8 @@
-//! The page: latencies beside each other, their ratios, and whether both sides found the same.
+//! The page: the latencies of both sides, their ratios, and whether both sides computed the same.
 
 use super::{
-    ABOUT, GALAXY, GALAXY_TLS, KEPT, MEGATRON, NAME, PLAN, RESULT, SEQUENCE, SIDES, SINGLE, Side,
-    WEIGHTS, key,
+    ABOUT, Contender, GALAXY, GALAXY_TLS, KEPT, MEGATRON, NAME, PLAN, RESULT, SEQUENCE, SIDES,
+    SINGLE, WEIGHTS, key,
 };
 use crate::{
     experiment::show::{axis, bar, groups, publish, shown},
@@ -14,64 +14,64 @@ use anyhow::Result;
 use galaxy_common::Spread;
 use std::{collections::BTreeSet, path::Path};
 
-/// What follows the experiment's name on its page.
+/// The paragraph that follows the experiment's name on its page.
 const STORY: &str = "One text, and the mean of its last hidden states: by PyTorch with Gloo, a process on each device, Megatron-style (a part of the heads and of the inner columns on each, as equal as whole numbers can be, two all-reduces in a layer), sequence parallel (all weights and a part of the rows on each, keys and values gathered once in a layer) and on the fastest device alone; and by the plan that `auto` makes, over plain TCP, as Gloo's, and over TCP with TLS. Both sides compute in f32, a device has one thread, and they take turns in one run on the same devices and links.";
-/// Megatron-style PyTorch over ours, at least, on equal boards.
+/// The least ratio of Megatron-style PyTorch's latency to ours, on equal boards.
 const WANTED: f64 = 1.3;
 const EQUAL_BOARDS: [&str; 3] = ["A", "B", "C"];
 const LATENCY: &str = "latency_ms";
 
-/// What the emulation does not keep.
+/// The properties of real devices that the emulation does not keep.
 const NOT_KEPT: &[&str] = &[
     "Links are driven beside the devices' shares on both sides: what Gloo's thread for its sockets takes, and what ours take, is not taken from the products. The threads in which Gloo adds up are under the share.",
     "A device of a share of a core waits for its gate: 1 ms on average in turns of 2 ms, each time that it waited for another device. Real devices do not.",
     "Devices share a last-level cache, and memory.",
 ];
 
-/// A model in an environment.
-struct Found<'a> {
+/// The cells of a model in an environment.
+struct ModelCells<'a> {
     record: &'a Record,
     environment: &'a str,
     model: &'a str,
 }
 
-impl Found<'_> {
-    fn cell(&self, side: Side) -> Option<&Cell> {
+impl ModelCells<'_> {
+    fn cell(&self, side: Contender) -> Option<&Cell> {
         let key = key(self.environment, self.model, side);
         self.record.cells.iter().find(|cell| cell.key == key)
     }
 
-    fn figure(&self, side: Side, value: &str) -> String {
+    fn figure(&self, side: Contender, value: &str) -> String {
         self.cell(side).map_or("-".to_owned(), |cell| figure(cell, value))
     }
 
-    /// The latency of one over that of another.
-    fn ratio(&self, one: Side, other: Side) -> Option<Spread> {
+    /// The latency of one side over that of another.
+    fn ratio(&self, one: Contender, other: Contender) -> Option<Spread> {
         let values = |side| Some(self.cell(side)?.values(LATENCY));
         Some(Spread::of_ratio(&values(one)?, &values(other)?)).filter(|ratio| ratio.n > 0)
     }
 
-    /// The fastest way of theirs.
-    fn best(&self) -> Option<Side> {
-        let median = |side: &Side| Some(self.cell(*side)?.spread(LATENCY).median);
+    /// The fastest side of PyTorch.
+    fn best(&self) -> Option<Contender> {
+        let median = |side: &Contender| Some(self.cell(*side)?.spread(LATENCY).median);
         let ways = [SINGLE, MEGATRON, SEQUENCE].into_iter();
         let ways = ways.filter_map(|side| Some((side, median(&side)?)));
         let measured = ways.filter(|(_, median)| median.is_finite());
         measured.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(side, _)| side)
     }
 
-    fn best_ratio(&self, ours: Side) -> Option<Spread> {
+    fn best_ratio(&self, ours: Contender) -> Option<Spread> {
         self.ratio(self.best()?, ours)
     }
 
-    /// What a run Megatron-style is to be over ours.
+    /// The least ratio of Megatron-style PyTorch to ours that is wanted here; none where nothing is.
     fn wanted(&self) -> Option<f64> {
         EQUAL_BOARDS.contains(&self.environment).then_some(WANTED)
     }
 
-    /// How far the other results are from ours, as a share of the largest value.
+    /// The largest difference of the other results from ours, as a share of our largest value.
     fn difference(&self) -> Option<f64> {
-        let values = |side: Side| -> Option<Vec<f64>> {
+        let values = |side: Contender| -> Option<Vec<f64>> {
             let text = self.cell(side)?.labels.get(RESULT)?;
             text.split(' ').map(|value| value.parse().ok()).collect()
         };
@@ -86,7 +86,7 @@ impl Found<'_> {
     }
 }
 
-/// The largest magnitude; no number where one of them is none.
+/// The largest magnitude; NaN where one of the values is NaN.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values
         .map(f64::abs)
@@ -99,10 +99,12 @@ fn largest(values: impl Iterator<Item = f64>) -> f64 {
 /// When files cannot be written.
 pub(super) fn show(record: &Record, tokens: u32, output: &Path) -> Result<()> {
     let groups = groups(record);
-    let found: Vec<Found<'_>> =
-        groups.iter().map(|(environment, model)| Found { record, environment, model }).collect();
-    let there = |side: &Side| found.iter().any(|found| found.cell(*side).is_some());
-    let sides: Vec<Side> = SIDES.into_iter().filter(there).collect();
+    let found: Vec<ModelCells<'_>> = groups
+        .iter()
+        .map(|(environment, model)| ModelCells { record, environment, model })
+        .collect();
+    let there = |side: &Contender| found.iter().any(|found| found.cell(*side).is_some());
+    let sides: Vec<Contender> = SIDES.into_iter().filter(there).collect();
     let tables = vec![latencies(&found, &sides, tokens), ratios(&found), beside(&found, &sides)];
     let bars = found.iter().map(|found| Group {
         label: format!("{}/{}", found.environment, found.model),
@@ -142,7 +144,7 @@ const NOTES: &[&str] = &[
     "PyTorch is brought by `testbed/peers/pytorch/bring` from the Python package index. Its programs (`gloo.py` there) are plain PyTorch as the models' own implementations compute, without what these do besides: query, key and value are one product, attention is PyTorch's own, and memory of results is used again.",
 ];
 
-fn latencies(found: &[Found<'_>], sides: &[Side], tokens: u32) -> Table {
+fn latencies(found: &[ModelCells<'_>], sides: &[Contender], tokens: u32) -> Table {
     let titles: Vec<&str> =
         ["environment", "model"].into_iter().chain(sides.iter().map(|side| side.name())).collect();
     let title = format!("Latency of a text of {tokens} tokens, ms: median (range)");
@@ -155,7 +157,7 @@ fn latencies(found: &[Found<'_>], sides: &[Side], tokens: u32) -> Table {
     table
 }
 
-fn ratios(found: &[Found<'_>]) -> Table {
+fn ratios(found: &[ModelCells<'_>]) -> Table {
     let mut table = Table::new(
         "Latency of PyTorch over ours",
         &[
@@ -177,7 +179,7 @@ fn ratios(found: &[Found<'_>]) -> Table {
             found.model.to_owned(),
             text(found.ratio(MEGATRON, GALAXY)),
             found.wanted().map_or("-".to_owned(), |wanted| format!("{wanted}")),
-            found.best().map_or("-", Side::name).to_owned(),
+            found.best().map_or("-", Contender::name).to_owned(),
             text(found.best_ratio(GALAXY)),
             "above 1".to_owned(),
             text(found.ratio(MEGATRON, GALAXY_TLS)),
@@ -187,8 +189,8 @@ fn ratios(found: &[Found<'_>]) -> Table {
     table
 }
 
-fn beside(found: &[Found<'_>], sides: &[Side]) -> Table {
-    let sent: Vec<Side> = sides.iter().copied().filter(|side| *side != SINGLE).collect();
+fn beside(found: &[ModelCells<'_>], sides: &[Contender]) -> Table {
+    let sent: Vec<Contender> = sides.iter().copied().filter(|side| *side != SINGLE).collect();
     let bytes: Vec<String> = sent.iter().map(|side| format!("{}, MB", side.name())).collect();
     let differ = format!("first {KEPT} values differ by");
     let mut titles = vec!["environment", "model", "plan", "bound, ms", differ.as_str()];
@@ -206,15 +208,15 @@ fn beside(found: &[Found<'_>], sides: &[Side]) -> Table {
             shown(bound.map_or(f64::NAN, |bound| bound.ms), 0),
             difference.map_or("-".to_owned(), |off| format!("{off:.1e}")),
         ];
-        let median = |side: &Side| found.cell(*side).map(|cell| cell.spread("sent_mb").median);
+        let median = |side: &Contender| found.cell(*side).map(|cell| cell.spread("sent_mb").median);
         let bytes = sent.iter().map(|side| shown(median(side).unwrap_or(f64::NAN), 1));
         table.row(row.into_iter().chain(bytes));
     }
     table
 }
 
-/// How often what is to be reached was.
-fn reached(found: &[Found<'_>]) -> String {
+/// How often the goals were reached, as a sentence.
+fn reached(found: &[ModelCells<'_>]) -> String {
     let mut counts = [(0, 0), (0, 0)];
     for found in found {
         let wanted = found.wanted().zip(found.ratio(MEGATRON, GALAXY));
@@ -243,7 +245,7 @@ mod tests {
     use crate::record::{Outcome, Verdict};
     use std::collections::BTreeMap;
 
-    fn record(cells: &[(Side, f64, &str)]) -> Record {
+    fn record(cells: &[(Contender, f64, &str)]) -> Record {
         let mut record = Record::new(NAME, true, ()).unwrap();
         for (side, ms, result) in cells {
             let cell = record.cell(&key("A", "bert", *side), &[]);
@@ -261,7 +263,7 @@ mod tests {
             (SEQUENCE, 140.0, "1 2"),
             (GALAXY, 100.0, "1 2"),
         ]);
-        let found = Found { record: &record, environment: "A", model: "bert" };
+        let found = ModelCells { record: &record, environment: "A", model: "bert" };
         assert_eq!(found.best(), Some(SEQUENCE));
         assert_eq!(found.best_ratio(GALAXY).unwrap().median, 1.4);
         assert_eq!(found.ratio(MEGATRON, GALAXY).unwrap().median, 1.5);
@@ -269,20 +271,24 @@ mod tests {
         assert!((found.difference().unwrap() - 1e-4).abs() < 1e-9);
         let said = reached(&[found]);
         assert!(said.contains("in 1 of 1. Faster") && said.ends_with("in 1 of 1."), "{said}");
-        // What has no figure is in no ratio.
+        // A cell without figures is in no ratio.
         let why = Outcome::Refused { why: "so".into() };
         for side in [MEGATRON, SEQUENCE] {
             let cell = record.cell(&key("A", "bert", side), &[]);
             (cell.outcome, cell.samples) = (why.clone(), Vec::new());
         }
-        let found = Found { record: &record, environment: "A", model: "bert" };
+        let found = ModelCells { record: &record, environment: "A", model: "bert" };
         assert_eq!(found.best(), Some(SINGLE));
         assert!(found.ratio(MEGATRON, GALAXY).is_none());
         assert!(reached(&[found]).contains("in 0 of 0. Faster"));
         assert!(
-            latencies(&[Found { record: &record, environment: "A", model: "bert" }], &SIDES, 3)
-                .to_string()
-                .contains("refused")
+            latencies(
+                &[ModelCells { record: &record, environment: "A", model: "bert" }],
+                &SIDES,
+                3
+            )
+            .to_string()
+            .contains("refused")
         );
     }
 
@@ -293,7 +299,7 @@ mod tests {
         {
             let record =
                 record(&[(MEGATRON, 1.0, theirs), (GALAXY, 1.0, "1 2"), (SINGLE, 1.0, "1 2")]);
-            let found = Found { record: &record, environment: "A", model: "bert" };
+            let found = ModelCells { record: &record, environment: "A", model: "bert" };
             assert_eq!(found.difference().unwrap().is_finite(), fits, "{theirs}");
         }
     }

@@ -1,4 +1,4 @@
-//! Who comes over QUIC: handshakes that wait in a lobby, as over TCP.
+//! Connections that come over QUIC: their handshakes wait in a lobby, as over TCP.
 
 use super::{super::arrival::Ring, Connection, QuicPipe};
 use galaxy_proto::door::{Peer, Sampled, SharedLobby};
@@ -6,14 +6,14 @@ use quinn::{ConnectionError, Endpoint};
 use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
 
-/// Handshakes at one time; for whoever comes then, another goes.
+/// Handshakes at one time; where there are so many, each new one sends another away.
 pub(super) const HANDSHAKES: usize = 256;
-/// With so many under way, callers show first that they are where they say.
+/// With so many under way, callers first have to prove their address.
 pub(super) const CROWD: usize = 16;
-/// A handshake and the stream after it that take longer are none.
+/// The time for a handshake and the stream after it.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Lets callers in until the socket is closed. Without 0-RTT: what comes with it could be sent
+/// Takes connections until the socket is closed. Without 0-RTT: what comes with it could be sent
 /// again by anybody who saw it.
 pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
     let lobby = SharedLobby::new(HANDSHAKES);
@@ -21,7 +21,7 @@ pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
     while let Some(incoming) = endpoint.accept().await {
         let crowded = lobby.len() >= CROWD;
         if crowded && incoming.may_retry() && !incoming.remote_address_validated() {
-            // It may be asked.
+            // The caller may be asked for that.
             drop(incoming.retry());
             continue;
         }
@@ -46,7 +46,7 @@ pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
     }
 }
 
-/// Shakes hands, and waits for the first stream.
+/// Does the handshake, and waits for the first stream.
 async fn shake(incoming: quinn::Incoming) -> Result<(Peer, QuicPipe), ConnectionError> {
     let address = incoming.remote_address();
     let inner = incoming.accept()?.await?;

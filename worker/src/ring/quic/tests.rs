@@ -19,7 +19,7 @@ fn ring(identity: &Identity) -> (Ring, String) {
     (ring, address)
 }
 
-/// A server that is not one of ours.
+/// A server that does not speak Galaxy's protocol.
 fn other(identity: &Identity, protocol: &[u8], versions: &[u32]) -> String {
     let tls = QuicServerConfig::try_from(identity.server_config(&[protocol])).unwrap();
     let server = ServerConfig::with_crypto(Arc::new(tls));
@@ -62,7 +62,7 @@ async fn whoever_cannot_be_dialled_is_explained() {
     }
 }
 
-/// More at one time than are let in unasked.
+/// More connections at one time than are let in without a proof of their address.
 #[tokio::test]
 async fn a_crowd_is_let_in() {
     let dir = tempfile::tempdir().unwrap();
@@ -89,7 +89,7 @@ fn whoever_waits_too_long_is_told() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
-/// Woken from another thread, also before it sleeps.
+/// A thread goes on when another one wakes it, also if that happens before it sleeps.
 #[test]
 fn whoever_is_woken_goes_on() {
     let (sender, receiver) = oneshot::channel();

@@ -1,19 +1,19 @@
 //! What the driver shows: the state of each device, the cluster's readiness, and what is new, once.
 
 use super::{
-    super::{board::Notice, own_limit},
+    super::{device_table::Notice, own_limit},
     Driver,
 };
 use crate::{
     fleet::Readiness,
-    membership::{Event, Index, State},
+    membership::{DeviceState, Event, Index},
 };
 use galaxy_common::Bytes;
 
 impl Driver {
-    /// Brings the board and the readiness up to the membership.
+    /// Brings the board and the readiness up to date with the membership.
     pub(super) fn show(&self) {
-        let mut board = self.shared.board();
+        let mut board = self.shared.device_table();
         for (device, entry) in board.entries.iter_mut().enumerate() {
             let state = self.membership.state(device);
             entry.state = state.word();
@@ -21,12 +21,13 @@ impl Driver {
             entry.removed = self.membership.removed(device);
             entry.out = self.membership.left_out(device).unwrap_or_default().to_owned();
             match state {
-                State::Unreachable { reason, .. } | State::Connecting { reason, .. } => {
+                DeviceState::Unreachable { reason, .. }
+                | DeviceState::Connecting { reason, .. } => {
                     entry.detail.clone_from(reason);
                 }
-                State::Ready { .. } => entry.detail.clear(),
-                State::Connected if self.membership.ready().is_some() => entry.detail.clear(),
-                State::Connected | State::Placing => {}
+                DeviceState::Ready { .. } => entry.detail.clear(),
+                DeviceState::Connected if self.membership.ready().is_some() => entry.detail.clear(),
+                DeviceState::Connected | DeviceState::Placing => {}
             }
         }
         let planless = self.membership.is_planless();
@@ -62,17 +63,17 @@ impl Driver {
         });
     }
 
-    /// Tells the listener, once for each thing that is new.
+    /// Tells the listener of an event, once for each thing that is new.
     pub(super) fn speak(&mut self, event: &Event) {
         let (device, text, notice) = match event {
             Event::PlaceFailed { device, reason, .. } => {
-                self.shared.board().entries[*device].detail.clone_from(reason);
+                self.shared.device_table().entries[*device].detail.clone_from(reason);
                 let name = self.shared.device(*device).name.clone();
                 (*device, reason.clone(), Notice::Refused { device: name, reason: reason.clone() })
             }
             Event::Connected { device, .. } => {
                 let about = {
-                    let board = self.shared.board();
+                    let board = self.shared.device_table();
                     let Some(said) = &board.entries[*device].description else { return };
                     let memory = own_limit(said.memory_bytes)
                         .map(|limit: Bytes| format!(", grants {limit} at most"))
@@ -113,12 +114,12 @@ impl Driver {
         }
     }
 
-    /// Tells the listener of devices that went away, or that are not to be reached.
+    /// Tells the listener of devices that were lost, or that cannot be reached.
     pub(super) fn report_absent(&mut self) {
         for device in 0..self.there.len() {
             let state = self.membership.state(device);
             let was_there = std::mem::replace(&mut self.there[device], state.connected());
-            let State::Unreachable { reason, .. } = state else { continue };
+            let DeviceState::Unreachable { reason, .. } = state else { continue };
             let (text, at) = (reason.clone(), self.shared.device(device));
             let (name, address, reason) = (at.name.clone(), at.address.clone(), reason.clone());
             if was_there {

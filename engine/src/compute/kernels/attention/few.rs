@@ -6,12 +6,12 @@
 use super::{
     super::{
         super::cache::GROUP,
+        activation::cap,
         area::{Area, AreaMut, grow},
-        curve::cap,
         micro::{F32, Left, Right, accumulate},
         vector::exp2_falling,
     },
-    HIDDEN, Lanes, Room, block, collide, fetch,
+    AttentionBuffers, HIDDEN, Lanes, block, collide, fetch,
     many::columns,
 };
 use rten_simd::{
@@ -20,7 +20,7 @@ use rten_simd::{
 };
 use std::ops::Range;
 
-/// Most lanes.
+/// The most lanes that this kernel has room for.
 const MOST_LANES: usize = 8;
 
 /// The most lanes that are better off here than in a vector of `len` lanes.
@@ -32,8 +32,8 @@ pub(super) fn at_most(len: usize) -> usize {
     }
 }
 
-/// Room for as many lanes as there may be, of heads of `width` columns.
-pub(super) fn make_room(room: &mut Room, width: usize) {
+/// Makes room for [`MOST_LANES`] lanes, of heads of `width` columns.
+pub(super) fn make_room(room: &mut AttentionBuffers, width: usize) {
     // Vectors have 16 values at most.
     let padded = width.next_multiple_of(16);
     for (buffer, values) in [
@@ -47,19 +47,20 @@ pub(super) fn make_room(room: &mut Room, width: usize) {
     }
 }
 
-/// Context of the lanes from `first` on, at most [`at_most`] of them.
+/// Computes the context of the lanes from `first` on, at most [`at_most`] of them.
 #[inline(always)]
 pub(super) fn attend<I: Isa, const MOST: usize, const PARTS: usize>(
     isa: I,
     lanes: &Lanes<'_>,
     first: usize,
     out: &mut AreaMut<'_>,
-    room: &mut Room,
+    room: &mut AttentionBuffers,
 ) {
     let (width, block) = (lanes.width, block(lanes.width));
     let count = lanes.count() - first;
     let padded = width.next_multiple_of(isa.f32().len());
-    let Room { queries, scores, context, keys: keys_room, values: values_room, .. } = room;
+    let AttentionBuffers { queries, scores, context, keys: keys_room, values: values_room, .. } =
+        room;
     grow(queries, count * width);
     grow(scores, count * block);
     grow(context, count * padded);
@@ -110,27 +111,27 @@ pub(super) fn attend<I: Isa, const MOST: usize, const PARTS: usize>(
     }
 }
 
-/// A few lanes and a block of keys.
+/// A few lanes and a block of keys that they see.
 struct Few<'a, 'b> {
     lanes: &'b Lanes<'a>,
     keys: Range<usize>,
     /// The first of the lanes.
     first: usize,
-    /// Keys of a whole block.
+    /// The number of keys of a whole block.
     block: usize,
-    /// `[lanes, width]`
+    /// The queries, scaled: `[lanes, width]`.
     queries: &'b [f32],
-    /// `[lanes, block]`
+    /// The scores, which become weights: `[lanes, block]`.
     scores: &'b mut [f32],
-    /// `[lanes, padded]`
+    /// The context so far, `[lanes, padded]`.
     context: &'b mut [f32],
     padded: usize,
-    /// `[keys, width or padded]`
+    /// The values, `[keys, width or padded]`.
     values: Area<'b>,
 }
 
 impl Few<'_, '_> {
-    /// Scores of all lanes with a group of keys: `[width, GROUP]`.
+    /// Computes the scores of all lanes with a group of keys, `[width, GROUP]`.
     #[inline(always)]
     fn score_group<I: Isa, const PARTS: usize>(
         &mut self,
@@ -176,8 +177,8 @@ impl Few<'_, '_> {
         }
     }
 
-    /// Turns the scores of a lane into weights. What it summed up before is to be scaled by the
-    /// result.
+    /// Turns the scores of a lane into weights, and gives the factor by which what it has summed up
+    /// before is to be scaled.
     #[inline(always)]
     fn weights<I: Isa>(&mut self, isa: I, lane: usize, state: &mut (f32, f32)) -> f32 {
         let ops = isa.f32();
@@ -192,7 +193,7 @@ impl Few<'_, '_> {
                 ops.store(cap(isa, ops.load(scores), most), scores);
             }
         }
-        if let Some(distances) = &self.lanes.distances {
+        if let Some(distances) = &self.lanes.relative_bias {
             for (key, score) in self.keys.clone().zip(scores.iter_mut()) {
                 *score += distances.from(self.first + lane, key)[0];
             }
@@ -224,7 +225,7 @@ impl Few<'_, '_> {
         factor
     }
 
-    /// Adds the values to the context of some lanes.
+    /// Adds the weighted values to the context of some lanes.
     #[inline(always)]
     fn weigh<I: Isa, const LANES: usize, const VECTORS: usize>(
         &mut self,

@@ -3,12 +3,12 @@
 
 use super::{
     super::{
-        super::cache::{GROUP, Past, Stored, round},
+        super::cache::{CachedRows, GROUP, Stored, round},
         area::{Area, Extent, grow},
         eighths,
     },
-    distances::Distances,
     fetch,
+    relative_bias::HeadBias,
 };
 use galaxy_common::CacheType;
 use rten_simd::{Isa, ops::BitOps};
@@ -22,36 +22,37 @@ const COPY_AHEAD: usize = 12;
 /// Lane `l` of it is head `l % group` of row `l / group`.
 #[derive(Clone, Copy)]
 pub(super) struct Lanes<'a> {
-    /// `[rows, group * width]`
+    /// The queries, `[rows, group * width]`.
     pub(super) queries: Area<'a>,
-    /// What was kept of earlier rows,
-    pub(super) past: Past<'a>,
-    /// how rows of the batch will be kept: they are read so, that a row sees the same whether it comes with those
-    /// before it or after them,
-    pub(super) kept_as: CacheType,
-    /// and the column of its keys, and of its values, with which those of the head begin.
+    /// The cached rows of the sequence.
+    pub(super) cached: CachedRows<'a>,
+    /// The type in which rows of the batch are cached: they are rounded to it when they are read, so that a row sees
+    /// the same whether it comes with those before it or after them.
+    pub(super) value_type: CacheType,
+    /// The column with which the keys of the head begin in a cached row, and likewise its values.
     pub(super) column: usize,
-    /// Of the batch: `[seen, width]`
+    /// The keys of rows of the batch, `[seen, width]`.
     pub(super) keys: Area<'a>,
-    /// `[seen, width]`
+    /// The values of rows of the batch, `[seen, width]`.
     pub(super) values: Area<'a>,
     pub(super) group: usize,
     pub(super) width: usize,
-    /// What scores are multiplied by,
+    /// The factor of scores.
     pub(super) scale: f32,
-    /// and then capped by.
+    /// The bound of scores after that: a score s becomes cap * tanh(s / cap). None where they have no
+    /// bound.
     pub(super) cap: Option<f32>,
-    /// The number in the text of the first row of `keys`: where it does not follow the past, nobody sees those
-    /// between them.
+    /// The number in the sequence of the first row of `keys`: where it does not follow the cached rows, nobody sees
+    /// those between them.
     pub(super) first_key: usize,
-    /// The number in the text of the first of the queries' rows.
+    /// The number in the sequence of the first query row.
     pub(super) first_row: usize,
-    /// How many rows before itself a row sees; none for all,
-    pub(super) behind: Option<usize>,
-    /// and how many after.
+    /// How many rows before itself a row sees; none for all.
+    pub(super) window: Option<usize>,
+    /// How many rows after itself a row sees; none for all.
     pub(super) ahead: Option<usize>,
-    /// What is added to the scores, of the one head that there is then.
-    pub(super) distances: Option<Distances<'a>>,
+    /// The relative position bias of the only head that there is then.
+    pub(super) relative_bias: Option<HeadBias<'a>>,
 }
 
 impl<'a> Lanes<'a> {
@@ -76,7 +77,7 @@ impl<'a> Lanes<'a> {
     #[inline(always)]
     pub(super) fn from(&self, lane: usize) -> usize {
         let row = self.first_row + lane / self.group;
-        self.behind.map_or(0, |rows| row.saturating_sub(rows))
+        self.window.map_or(0, |rows| row.saturating_sub(rows))
     }
 
     /// The end of the keys that a lane sees.
@@ -87,7 +88,7 @@ impl<'a> Lanes<'a> {
         self.ahead.map_or(all, |rows| all.min(row + 1 + rows))
     }
 
-    /// Those of these keys that are rows of the batch, counted there.
+    /// The keys among these that are rows of the batch, numbered from the first row there.
     #[inline(always)]
     fn own(&self, which: &Range<usize>) -> Range<usize> {
         let (first, end) = (self.first_key, self.first_key + self.keys.rows());
@@ -95,17 +96,17 @@ impl<'a> Lanes<'a> {
         at(which.start)..at(which.end)
     }
 
-    /// The keys from `group * GROUP` on: `[columns, GROUP]`, where they are stored, or put together in `room`.
-    /// Those that nobody sees are any.
+    /// The keys from `group * GROUP` on: `[columns, GROUP]`, where they are stored, or put together in `room`. Keys
+    /// that nobody sees are arbitrary.
     #[inline(always)]
     pub(super) fn group<'r>(&self, group: usize, room: &'r mut [f32]) -> &'r [f32]
     where
         'a: 'r,
     {
-        let (past, width, own) = (self.past.rows(), self.width, self.first_key);
+        let (past, width, own) = (self.cached.rows(), self.width, self.first_key);
         let (first, end) = (group * GROUP, (group + 1) * GROUP);
         if first < past {
-            match self.past.keys(group, self.column, width) {
+            match self.cached.keys(group, self.column, width) {
                 Stored::F32(keys) if end <= past => return keys,
                 stored => stored.widen(&mut room[..width * GROUP]),
             }
@@ -116,7 +117,7 @@ impl<'a> Lanes<'a> {
             for (at, columns) in groups.enumerate() {
                 let some = &mut some[..columns.len()];
                 some.copy_from_slice(columns);
-                round(self.kept_as, some);
+                round(self.value_type, some);
                 let places = room[at * eighths::GROUP * GROUP + key - first..].iter_mut();
                 places.step_by(GROUP).zip(some).for_each(|(place, key)| *place = *key);
             }
@@ -137,7 +138,7 @@ impl<'a> Lanes<'a> {
     where
         'a: 'r,
     {
-        let (past, width) = (self.past.rows(), self.width);
+        let (past, width) = (self.cached.rows(), self.width);
         let own = self.own(&which);
         let own = self.keys.part(own.start, own.len(), 0, width);
         if !copied && !self.rounds() && own.rows() == which.len() {
@@ -146,7 +147,7 @@ impl<'a> Lanes<'a> {
         grow(room, (most + GROUP) * width);
         let (rows, wide) = room.split_at_mut(most * width);
         for group in which.start / GROUP..which.end.min(past).div_ceil(GROUP) {
-            self.past.keys(group, self.column, width).widen(&mut wide[..width * GROUP]);
+            self.cached.keys(group, self.column, width).widen(&mut wide[..width * GROUP]);
             let first = group * GROUP - which.start;
             let rows = rows[first * width..].chunks_exact_mut(width);
             for (at, row) in rows.take(which.end.min(past) - group * GROUP).take(GROUP).enumerate()
@@ -182,7 +183,7 @@ impl<'a> Lanes<'a> {
         let (kept, before) = self.before(&which, own.rows());
         let area = match kept {
             0 => Some(own),
-            _ => self.past.area(which.start..which.start + kept, self.column, width),
+            _ => self.cached.area(which.start..which.start + kept, self.column, width),
         };
         let together = [kept, own.rows()].contains(&which.len()) && !self.rounds();
         if let (true, Some(area)) = (together && !copied, area) {
@@ -195,7 +196,7 @@ impl<'a> Lanes<'a> {
             _ => {
                 for (at, row) in rows.chunks_exact_mut(padded).take(kept).enumerate() {
                     let (to, rest) = row.split_at_mut(width);
-                    self.past.value(which.start + at, self.column, width).widen(to);
+                    self.cached.value(which.start + at, self.column, width).widen(to);
                     rest.fill(0.0);
                 }
             }
@@ -206,42 +207,42 @@ impl<'a> Lanes<'a> {
         rows_of(rows, which.len(), padded)
     }
 
-    /// How many of these keys were kept, and how many come before the first of `own` rows of the batch: those
-    /// between, which nobody sees, are no rows at all.
+    /// How many of these keys are cached, and how many come before the first of `own` rows of the batch.
+    /// Those between, which nobody sees, are in neither.
     #[inline(always)]
     fn before(&self, which: &Range<usize>, own: usize) -> (usize, usize) {
-        let kept = which.end.min(self.past.rows()).saturating_sub(which.start);
+        let kept = which.end.min(self.cached.rows()).saturating_sub(which.start);
         (kept, which.len() - own)
     }
 
-    /// Whether rows are kept with fewer bits than they have.
+    /// Whether rows are cached with fewer bits than they have.
     #[inline(always)]
     fn rounds(&self) -> bool {
-        self.kept_as != CacheType::F32
+        self.value_type != CacheType::F32
     }
 
-    /// Rounds rows of the batch as they will be kept, which are `stride` apart.
+    /// Rounds rows of the batch, which are `stride` apart, as they are cached.
     #[inline(always)]
     fn round(&self, rows: &mut [f32], stride: usize) {
         if self.rounds() {
             for row in rows.chunks_exact_mut(stride) {
-                round(self.kept_as, &mut row[..self.width]);
+                round(self.value_type, &mut row[..self.width]);
             }
         }
     }
 
-    /// What scores are capped by, in those units.
+    /// The cap of scores times log2(e), for weights that are powers of 2.
     pub(super) fn cap(&self) -> Option<f32> {
         self.cap.map(|cap| std::f32::consts::LOG2_E * cap)
     }
 
-    /// What queries are multiplied by, for weights that are powers of 2 and not of e.
+    /// The factor of queries, for weights that are powers of 2 and not of e.
     pub(super) fn scale(&self) -> f32 {
         std::f32::consts::LOG2_E * self.scale
     }
 }
 
-/// The first rows of a room that are `stride` apart.
+/// The first `rows` rows of a buffer, which are `stride` apart.
 #[inline(always)]
 fn rows_of(room: &[f32], rows: usize, stride: usize) -> Area<'_> {
     let extent = Extent { start: 0, rows, columns: stride, stride };

@@ -7,12 +7,12 @@
 
 use super::{
     super::{
+        activation::cap,
         area::{Area, AreaMut, grow},
-        curve::cap,
         micro::{F32, Left, Right, accumulate},
         vector::exp2_falling,
     },
-    HIDDEN, Lanes, Room, fetch,
+    AttentionBuffers, HIDDEN, Lanes, fetch,
 };
 use rten_simd::{
     Isa,
@@ -23,15 +23,15 @@ use std::ops::Range;
 /// Values of the queries of lanes that are worked on together, and of their context: each 80 KiB.
 const TOGETHER: usize = 20 << 10;
 
-/// Context of the lanes before `end`, up to `MOST` vectors of them at a time, in tiles of `ROWS` x
-/// `MOST` sums.
+/// Computes the context of the lanes before `end`, up to `MOST` vectors of them at a time, in tiles of
+/// `ROWS` x `MOST` sums.
 #[inline(always)]
 pub(super) fn attend<I: Isa, const MOST: usize, const ROWS: usize>(
     isa: I,
     lanes: &Lanes<'_>,
     end: usize,
     out: &mut AreaMut<'_>,
-    room: &mut Room,
+    room: &mut AttentionBuffers,
 ) {
     let step = MOST * isa.f32().len();
     let most = (TOGETHER / lanes.width).max(step) / step * step;
@@ -47,7 +47,7 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
     lanes: &Lanes<'_>,
     which: Range<usize>,
     out: &mut AreaMut<'_>,
-    room: &mut Room,
+    room: &mut AttentionBuffers,
 ) {
     let len = isa.f32().len();
     let (step, width, count) = (MOST * len, lanes.width, which.len());
@@ -61,7 +61,8 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
     grow(&mut room.context, count * padded);
     grow(&mut room.state, 2 * places);
     grow(&mut room.scores, block * step);
-    let Room { queries, context, state, scores, keys: keys_room, values: values_room } = room;
+    let AttentionBuffers { queries, context, state, scores, keys: keys_room, values: values_room } =
+        room;
     let (most, sums) = state[..2 * places].split_at_mut(places);
     most.fill(HIDDEN);
     sums.fill(0.0);
@@ -122,7 +123,7 @@ fn together<I: Isa, const MOST: usize, const ROWS: usize>(
     }
 }
 
-/// Queries, scaled, side by side. Where lanes do not fill the vectors, the last one stands again.
+/// Packs queries, scaled, side by side. Where lanes do not fill the vectors, the last one is repeated.
 ///
 /// # Shapes
 /// packed `[width, VECTORS * lanes]`
@@ -157,32 +158,32 @@ fn pack<I: Isa, const VECTORS: usize>(
     }
 }
 
-/// The first key of a block that each lane sees, and the end of those.
-type Seen<I, const VECTORS: usize> = [(<I as Isa>::F32, <I as Isa>::F32); VECTORS];
+/// For each lane the first key of a block that it sees, and the end of those that it sees.
+type VisibleKeys<I, const VECTORS: usize> = [(<I as Isa>::F32, <I as Isa>::F32); VECTORS];
 
 /// The lanes of a pass, and a block of keys that they see.
 struct Block<'a, 'b> {
     lanes: &'b Lanes<'a>,
     which: Range<usize>,
-    /// The number of the first key.
+    /// The number of the first key in the sequence.
     first_key: usize,
     /// How many keys the last of the lanes sees in this block.
     count: usize,
-    /// `[width, VECTORS * lanes]`
+    /// The packed queries, `[width, VECTORS * lanes]`.
     queries: &'b [f32],
-    /// `[keys, width]`
+    /// The keys, `[keys, width]`.
     keys: Area<'b>,
-    /// `[keys, width or padded]`
+    /// The values, `[keys, width or padded]`.
     values: Area<'b>,
-    /// Whether these were copied together.
+    /// Whether keys and values were copied together.
     copied: bool,
-    /// `[keys, VECTORS * lanes]`
+    /// The scores, which become weights: `[keys, VECTORS * lanes]`.
     scores: &'b mut [f32],
     /// The largest score of each lane so far.
     most: &'b mut [f32],
     /// The sum of the weights of each lane so far.
     sums: &'b mut [f32],
-    /// `[lanes, padded]`
+    /// The context so far, `[lanes, padded]`.
     context: &'b mut [f32],
     padded: usize,
 }
@@ -286,13 +287,13 @@ impl Block<'_, '_> {
         }
     }
 
-    /// Scores of the `KEYS` keys from `key` on; the largest scores so far.
+    /// Computes the scores of the `KEYS` keys from `key` on, and gives the largest scores so far.
     #[inline(always)]
     fn score<I: Isa, const VECTORS: usize, const KEYS: usize>(
         &mut self,
         isa: I,
         key: usize,
-        seen: Option<Seen<I, VECTORS>>,
+        seen: Option<VisibleKeys<I, VECTORS>>,
         mut most: [I::F32; VECTORS],
     ) -> [I::F32; VECTORS] {
         let ops = isa.f32();
@@ -309,7 +310,7 @@ impl Block<'_, '_> {
                 }
             }
         }
-        if let Some(distances) = &self.lanes.distances {
+        if let Some(distances) = &self.lanes.relative_bias {
             for (i, tile) in tile.iter_mut().enumerate() {
                 let values = distances.from(self.which.start, self.first_key + key + i);
                 for (v, score) in tile.iter_mut().enumerate() {
@@ -336,7 +337,7 @@ impl Block<'_, '_> {
         most
     }
 
-    /// Adds the first `count` values to the context of the `LANES` lanes from `lane` on.
+    /// Adds the first `count` values, weighted, to the context of the `LANES` lanes from `lane` on.
     #[inline(always)]
     fn weigh<I: Isa, const MOST: usize, const LANES: usize>(
         &mut self,
@@ -368,13 +369,13 @@ impl Block<'_, '_> {
     }
 }
 
-/// Turns the scores of a key into weights, and adds these to sums.
+/// Turns the scores of a key into weights, and adds these to `sums`.
 #[inline(always)]
 fn weigh_key<I: Isa, const VECTORS: usize>(
     isa: I,
     scores: &mut [f32],
     most: [I::F32; VECTORS],
-    (key, seen): (usize, Option<Seen<I, VECTORS>>),
+    (key, seen): (usize, Option<VisibleKeys<I, VECTORS>>),
     sums: &mut [I::F32; VECTORS],
 ) {
     let ops = isa.f32();
@@ -391,7 +392,7 @@ fn weigh_key<I: Isa, const VECTORS: usize>(
     }
 }
 
-/// `context = context * factors + left x right`.
+/// Computes `context = context * factors + left x right`.
 #[inline(always)]
 pub(super) fn columns<I: Isa, const LANES: usize, const VECTORS: usize>(
     isa: I,

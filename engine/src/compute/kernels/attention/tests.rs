@@ -14,13 +14,13 @@ fn of(layout: Layout, behind: Option<u32>, ahead: Option<u32>) -> Attention {
         width: layout.width as u32,
         scale: 1.0 / (layout.width as f32).sqrt(),
         cap: None,
-        behind,
-        ahead,
-        distances: None,
+        window_before: behind,
+        window_after: ahead,
+        relative_bias: None,
     }
 }
 
-/// The same of rows that see all rows, or all before them.
+/// Attention of these heads, whose rows see all rows, or all before them where it is causal.
 fn wide(layout: Layout, causal: bool) -> Attention {
     of(layout, None, causal.then_some(0))
 }
@@ -38,13 +38,13 @@ fn sources<'a>(qkv: &'a [f32], start: usize, layout: Layout, of: &'a Attention) 
         first_key: 0,
         layout,
         of,
-        distances: None,
+        relative_bias: None,
         cache: None,
         layer: 0,
     }
 }
 
-/// Rows that were kept, as if they stood in the batch: their context is the same.
+/// Cached rows count as if they stood in the batch: the context is the same.
 #[test]
 fn the_past_counts() {
     use galaxy_common::{Cache, CacheType};
@@ -64,7 +64,8 @@ fn the_past_counts() {
         for behind in [None, Some(0), Some(40), Some(past)] {
             let of = &Attention { cap: behind.map(|_| 1.5), ..of(layout, behind, Some(0)) };
             let want = reference(&qkv, 0, layout, of, &whole_text, own);
-            let segment = Segment { slot: 5, past, kept: true, rows, wanted: Wanted::Hidden };
+            let segment =
+                Segment { slot: 5, context_len: past, cached: true, rows, wanted: Wanted::Hidden };
             let shape = BatchShape::new(vec![segment]).expect("a batch");
             for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
                 let limit = Cache { rows: 4 * Cache::BLOCK, values };
@@ -73,7 +74,7 @@ fn the_past_counts() {
                 let all = whole(&qkv, (past + rows) as usize, columns);
                 let kept = all.part(0, past as usize, keys, columns - keys);
                 assert!(cache.bind(5, past + rows, &[3, 1, 2, 0].into()).is_ok());
-                assert!(cache.keep(5, 1, 0, kept).is_ok());
+                assert!(cache.append(5, 1, 0, kept).is_ok());
                 let here = all.part(past as usize, rows as usize, 0, columns);
                 for instructions in Instructions::all() {
                     for count in [1, 2] {
@@ -87,7 +88,7 @@ fn the_past_counts() {
                             first_key: 0,
                             layout,
                             of,
-                            distances: None,
+                            relative_bias: None,
                             cache: Some(&cache),
                             layer: 1,
                         };
@@ -154,11 +155,17 @@ fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
         let mut cache = KvCache::new(limit, kv_heads.into_iter(), layout.width as u32);
         assert!(cache.bind(1, ROWS, &[1, 0].into()).is_ok());
         let keys = all.part(0, ROWS as usize, queries, columns - queries);
-        assert!(cache.keep(1, 0, 0, keys).is_ok());
+        assert!(cache.append(1, 0, 0, keys).is_ok());
         for instructions in Instructions::all() {
             let run = |past: u32, rows: u32, beside: u32, count: u16| {
-                let text = Segment { slot: 1, past, kept: true, rows, wanted: Wanted::Hidden };
-                let other = Segment { slot: 2, past: 0, kept: false, ..text };
+                let text = Segment {
+                    slot: 1,
+                    context_len: past,
+                    cached: true,
+                    rows,
+                    wanted: Wanted::Hidden,
+                };
+                let other = Segment { slot: 2, context_len: 0, cached: false, ..text };
                 let other = (beside > 0).then_some(Segment { rows: beside, ..other });
                 let segments = [text].into_iter().chain(other).collect();
                 let shape = BatchShape::new(segments).expect("a batch");
@@ -210,8 +217,8 @@ fn reference(
     let mut out = Vec::new();
     for row in rows.iter() {
         let (segment, _) = shape.placed().find(|(s, _)| s.has(row)).expect("in the batch");
-        let end = of.ahead.map_or(segment.end(), |rows| segment.end().min(row + 1 + rows));
-        let from = of.behind.map_or(0, |rows| row.saturating_sub(rows)).max(segment.start());
+        let end = of.window_after.map_or(segment.end(), |rows| segment.end().min(row + 1 + rows));
+        let from = of.window_before.map_or(0, |rows| row.saturating_sub(rows)).max(segment.start());
         for head in 0..layout.heads {
             let kv = (layout.first_head + head) / layout.group - layout.first_kv_head;
             let key = start + (layout.heads + kv) * layout.width;
@@ -238,8 +245,13 @@ fn reference(
 
 fn batch(rows: &[u32]) -> BatchShape {
     let segments = rows.iter().zip(0..);
-    let segment =
-        |(&rows, slot)| Segment { slot, past: 0, kept: false, rows, wanted: Wanted::Hidden };
+    let segment = |(&rows, slot)| Segment {
+        slot,
+        context_len: 0,
+        cached: false,
+        rows,
+        wanted: Wanted::Hidden,
+    };
     BatchShape::new(segments.map(segment).collect()).expect("a batch")
 }
 

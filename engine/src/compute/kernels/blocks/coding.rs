@@ -14,21 +14,21 @@ use galaxy_model::blocks::{FLOATS, NOT_LINEAR};
 pub(crate) trait Coding: Copy {
     /// Bits of a code: 4, 5, 6 or 8.
     const BITS: usize;
-    /// What is taken from a code.
+    /// The number that is subtracted from a code.
     const OFFSET: i32;
     /// Whether there are minima.
     const MINIMA: bool;
     /// Whether scales are for 16 inputs, not for 32.
     const HALVES: bool;
-    /// What codes of 4 bits stand for.
+    /// The values of codes of 4 bits, plus [`Coding::OFFSET`], where they are not the codes themselves.
     const TABLE: Option<[u8; 16]>;
     /// Groups of 32 inputs in a block.
     const GROUPS: usize;
     /// Bytes of a header for each column.
     const HEADER: usize;
 
-    /// The scales of the columns from `column` on, and what minima add, of half `half` of group `group` of a
-    /// block.
+    /// The scales of the columns from `column` on, and what minima add, zero without any, of half `half` of
+    /// group `group` of a block.
     ///
     /// # Safety
     /// `header` begins a header, and a vector of columns begins at `column` of it. The processor has the
@@ -43,7 +43,7 @@ pub(crate) trait Coding: Copy {
     ) -> (V::Floats, V::Floats);
 }
 
-/// What codes stand for, and so much more that none is below zero.
+/// The values that codes stand for, plus `offset`, so that none is below zero.
 const fn table(values: [i8; 16], offset: i16) -> Option<[u8; 16]> {
     let mut codes = [0; 16];
     let mut at = 0;
@@ -99,12 +99,12 @@ struct Fields {
 }
 
 impl Fields {
-    /// Field `at` of two bytes; they stand first.
+    /// The address of field `at` of two bytes; these stand first.
     #[inline(always)]
     fn word(self, at: usize) -> *const u8 {
         self.header.wrapping_add(2 * (PANEL * at + self.column))
     }
-    /// Field `at` of one byte, behind so many of two.
+    /// The address of field `at` of one byte, behind `words` fields of two.
     #[inline(always)]
     fn byte(self, words: usize, at: usize) -> *const u8 {
         self.header.wrapping_add(PANEL * (2 * words + at) + self.column)

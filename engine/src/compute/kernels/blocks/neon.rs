@@ -5,14 +5,15 @@
 use super::vectors::{Vectors, vectors};
 use std::arch::{aarch64::*, asm};
 
-/// NEON: a quarter of a panel. Activations are 16 bits wide.
+/// NEON, whose vectors are a quarter of a panel. Activations are 16 bits wide.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
-/// NEON with products of four bytes: a quarter of a panel. Activations are in planes of 8 bits.
+/// NEON with products of four bytes, whose vectors are a quarter of a panel. Activations are in planes
+/// of 8 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct NeonDot<const PLANES: usize>;
 
-/// What both have in common.
+/// The functions that both have in common.
 macro_rules! quarter_panels {
     () => {
         vectors! {
@@ -97,7 +98,7 @@ unsafe fn widen_halves(halves: uint16x4_t) -> float32x4_t {
 impl Vectors for Neon {
     const LANES: usize = 4;
     type Codes = uint8x16_t;
-    /// Of each column the sums of the first, second, third and fourth of its codes.
+    /// The sums of the first, the second, the third and the fourth codes of each column.
     type Sum = [int32x4_t; 4];
     type Floats = float32x4_t;
 

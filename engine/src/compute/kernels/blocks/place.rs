@@ -21,19 +21,19 @@ use std::ops::Range;
 pub(crate) struct BlockLayout {
     format: WeightFormat,
     block: WeightBlock,
-    /// Groups of inputs of a panel,
+    /// The number of groups of inputs of a panel.
     groups: usize,
-    /// where in its block the first one stands,
+    /// The place within its block of the first group.
     phase: usize,
-    /// and headers of a panel.
+    /// The number of headers of a panel.
     headers: usize,
     /// Bytes of the codes of all panels.
     codes: usize,
 }
 
 impl BlockLayout {
-    /// Of a matrix of so many inputs and columns, these filled up, whose first input is `first` of the whole
-    /// matrix; none where values stand by themselves.
+    /// The layout of a matrix of so many inputs and columns, the columns filled up to panels, whose first
+    /// input is `first` of the whole matrix; none where values stand by themselves.
     pub(crate) fn new(
         format: WeightFormat,
         (inputs, first): (usize, usize),
@@ -47,12 +47,12 @@ impl BlockLayout {
         Some(Self { format, block, groups, phase, headers, codes })
     }
 
-    /// Where codes end and headers begin.
+    /// Bytes of the codes: where they end, headers begin.
     pub(crate) fn codes(&self) -> usize {
         self.codes
     }
 
-    /// Where in its block the first group stands.
+    /// The place within its block of the first group.
     pub(crate) fn phase(&self) -> usize {
         self.phase
     }
@@ -86,8 +86,8 @@ impl BlockLayout {
         group == 0 || (self.phase + group).is_multiple_of(in_block)
     }
 
-    /// Bytes of header fields, one column after the other: `(width, where it stands for a column, where in a
-    /// header)`.
+    /// The fields of a header, one column after the other: `(width, where it stands for a column in a file,
+    /// where in a header)`, in bytes.
     fn fields(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let words = match self.format {
             WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => 2,

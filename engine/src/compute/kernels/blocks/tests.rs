@@ -2,8 +2,8 @@
 
 use super::{
     super::{
+        activation::ActivationFn,
         area::Area,
-        curve::Curve,
         dense::{Epilogue, Scratch, on},
         instructions::Instructions,
         lines::Lines,
@@ -20,7 +20,7 @@ fn formats() -> impl Iterator<Item = (WeightFormat, WeightBlock)> {
     WeightFormat::ALL.into_iter().filter_map(|format| Some((format, format.block()?)))
 }
 
-/// Random blocks as a file has them, of which scales are neither large nor not numbers.
+/// Random blocks as a file has them, whose scales are finite and not large.
 fn blocks(random: &mut Random, format: WeightFormat, count: usize) -> Vec<u8> {
     let size = format.block().expect("it has blocks").bytes as usize;
     let values = random.values(size * count + 2 * count);
@@ -60,7 +60,7 @@ impl File {
         Self { format, inputs, bytes }
     }
 
-    /// The same as held, from input `first` on.
+    /// The same matrix as it is held, from input `first` on.
     fn held(&self, first: usize, inputs: usize, outputs: usize, gated: bool) -> HeldMatrix {
         let layout = Layout { inputs, outputs, gated, first };
         let blocks = layout.blocks(self.format).expect("it has blocks");
@@ -120,7 +120,7 @@ fn bound(activations: Activations) -> f64 {
     }
 }
 
-/// Those that rows are rounded to.
+/// The types that rows are rounded to.
 const ROUNDED: [Activations; 2] = [Activations::A16, Activations::A8];
 
 fn by(matrix: &HeldMatrix, activations: Activations) -> AnyMatrix<'_> {
@@ -170,7 +170,7 @@ fn a_row_of_blocks_is_the_same_to_the_bit_whatever_stands_beside_it() {
             let file = File::new(&mut random, format, inputs, outputs);
             let matrix = file.held(0, inputs, outputs, gated);
             let x = random.values(200 * inputs);
-            let epilogue = || Epilogue::of(None, gated, Some(Curve::Silu));
+            let epilogue = || Epilogue::of(None, gated, Some(ActivationFn::Silu));
             for (instructions, to) in Instructions::all().flat_map(|i| ROUNDED.map(|to| (i, to))) {
                 let run = |first: usize, rows: usize, threads| {
                     let x = &x[first * inputs..][..rows * inputs];

@@ -23,9 +23,9 @@ macro_rules! declared {
 pub(crate) trait Vectors: Copy {
     /// Columns of a vector: a divisor of [`PANEL`].
     const LANES: usize;
-    /// Bytes of 32 packed activations: of 16 bits each, unless they are said to have 8.
+    /// Bytes of 32 packed activations: 64 for 16 bits each, less for 8.
     const PACKED: usize = 64;
-    /// What `signed_codes` takes from codes.
+    /// The number that `signed_codes` subtracts from codes.
     const BIAS: i32 = 0;
     /// Four codes of each column.
     type Codes: Copy;
@@ -49,7 +49,7 @@ pub(crate) trait Vectors: Copy {
         fn fifth(self, codes: Self::Codes, bits: Self::Codes, line: usize) -> Self::Codes;
         /// Codes with the two bits from `2 * line` on of each byte of `bits` as their fifth and sixth.
         fn sixth(self, codes: Self::Codes, bits: Self::Codes, line: usize) -> Self::Codes;
-        /// What a table has for each code.
+        /// The value that a table has for each code.
         fn lookup(self, table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
 
         /// Codes of 8 bits as `dot` reads them: less [`Vectors::BIAS`]. Shorter ones are read as they are.
@@ -71,7 +71,7 @@ pub(crate) trait Vectors: Copy {
         fn floats(self, from: *const f32) -> Self::Floats;
         fn store(self, to: *mut f32, values: Self::Floats);
         fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-        /// `a * b + c`.
+        /// The sum `a * b + c`.
         fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
         fn minus(self, a: Self::Floats) -> Self::Floats;
 
@@ -79,7 +79,7 @@ pub(crate) trait Vectors: Copy {
         fn halves(self, from: *const u8) -> Self::Floats;
         /// Widens signed bytes.
         fn signed(self, from: *const u8) -> Self::Floats;
-        /// 2^(byte - 128), as MXFP4 has its scales.
+        /// The scales of MXFP4: 2^(byte - 128).
         fn exponents(self, from: *const u8) -> Self::Floats;
         /// The low six bits of bytes.
         fn low_six(self, from: *const u8) -> Self::Floats;

@@ -11,7 +11,7 @@ fn fetch(line: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
-/// AVX-512 with VNNI: a whole panel. Activations are in planes of 8 bits.
+/// AVX-512 with VNNI, whose vectors are a whole panel. Activations are in planes of 8 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const PLANES: usize>;
 
@@ -127,14 +127,14 @@ unsafe fn low_and_top(low: __m128i, top: __m128i) -> __m128i {
     }
 }
 
-/// AVX2: half a panel. Activations are 16 bits wide.
+/// AVX2, whose vectors are half a panel. Activations are 16 bits wide.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
-/// AVX2 with VNNI: half a panel. Activations are in planes of 8 bits.
+/// AVX2 with VNNI, whose vectors are half a panel. Activations are in planes of 8 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct AvxVnni<const PLANES: usize>;
 
-/// What both have in common.
+/// The functions that both have in common.
 macro_rules! half_panels {
     () => {
         vectors! {
@@ -213,7 +213,7 @@ impl Vectors for Avx2 {
     fn fetch(self, line: *const u8) {
         fetch(line);
     }
-    /// Of each four the even ones, then the odd ones.
+    /// Packs of each four activations the even ones, then the odd ones.
     fn pack(group: &[i16; 32], out: &mut [u8]) {
         for (out, four) in out.as_chunks_mut::<8>().0.iter_mut().zip(group.as_chunks::<4>().0) {
             for (out, at) in out.as_chunks_mut().0.iter_mut().zip([0, 2, 1, 3]) {

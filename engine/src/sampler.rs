@@ -1,10 +1,10 @@
 //! Choosing the next token, by all devices alike.
 //!
-//! Each device that has a slice of the vocabulary applies penalties to its logits and names its likeliest
-//! tokens in a tile, with the log-sum-exp of the whole slice. Every device collects all tiles and chooses from
-//! them: whichever token it takes, all others take it, too. Candidates do not always prove a choice: those of
-//! the least likely that is named may have others beside it that a bound would have let in. Then it is not made,
-//! and the same row is asked for more.
+//! Each device that has a slice of the vocabulary applies penalties to its logits and names its likeliest tokens in a
+//! tile, with the log-sum-exp of the whole slice. Every device collects all tiles and chooses from them: whichever
+//! token it takes, all others take it, too. Candidates do not always prove a choice: top-k, top-p or min-p might admit
+//! a token that is less likely than all that a device names. Then the choice does not count, and the step runs again
+//! with more candidates.
 //!
 //! Sampling adds noise to logits and takes the largest sum, which draws from the softmax (the Gumbel-max
 //! trick). Noise is a function of seed, position and token, so that the draw is the same however the vocabulary
@@ -12,19 +12,19 @@
 
 mod mask;
 
-pub use galaxy_common::Text;
+pub use galaxy_common::Sequence;
 pub use mask::TokenMask;
 
 use crate::compute::kernels::vector::log_sum_exp;
-use galaxy_common::{Breadth, Sampling, sampling::MOST_LOGPROBS};
+use galaxy_common::{CandidateCount, Sampling, sampling::MOST_LOGPROBS};
 use galaxy_graph::program::TOKEN_VALUES;
 use std::cmp::Ordering;
 
-/// Bytes before the first candidate of a tile.
+/// Bytes of a tile before its first candidate.
 const HEAD: usize = 16;
-/// Bytes of a candidate.
+/// Bytes of a candidate in a tile.
 const EACH: usize = 12;
-/// In the count that a tile begins with: the burst is to end.
+/// The bit of a tile's count of candidates that says that the burst is to end.
 const ENDS: u32 = 1 << 31;
 
 /// A token with its logit, before penalties and after, divided by the temperature.
@@ -36,68 +36,69 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Reads one of a tile.
+    /// Reads a candidate from its bytes in a tile.
     fn read(bytes: &[u8; EACH]) -> Self {
         let [token, logit, score] = [0, 4, 8]
             .map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
         Self { token, logit: f32::from_bits(logit), score: f32::from_bits(score) }
     }
 
-    /// The likelier first; of equals the first.
+    /// Orders candidates by falling score; of equal scores the lower token comes first.
     fn order(&self, other: &Self) -> Ordering {
         other.score.total_cmp(&self.score).then(self.token.cmp(&other.token))
     }
 }
 
-/// How often a token stands in a text.
+/// A token that a sequence contains, and how often it was generated there.
 #[derive(Clone, Copy, Debug)]
-struct Count {
+struct TokenCount {
     token: u32,
-    /// Of these, how often it was chosen.
+    /// How often the sampler chose the token; 0 where it occurs in the prompt only.
     chosen: u32,
 }
 
-/// What is known of the next token of a text, on one device.
+/// The sampler of one sequence, on one device.
 #[derive(Debug)]
-pub(crate) struct Chooser {
+pub(crate) struct Sampler {
     sampling: Sampling,
-    /// In order of tokens.
-    counts: Vec<Count>,
-    /// Logits after penalties, where there are any.
+    /// The tokens that penalties apply to, in order; empty where the settings have no penalties.
+    counts: Vec<TokenCount>,
+    /// Scratch space for the scores of the slice, where logits are changed before they are compared.
     scores: Vec<f32>,
     best: Vec<Candidate>,
-    /// The last choice and its position. It counts once a later position is asked for: a step that runs
-    /// again, because candidates did not prove the choice for another sequence, makes the same one.
+    /// The last choice and its position. Penalties count it once a later position is asked for: a step that
+    /// runs again, because candidates did not prove the choice for another sequence, makes the same choice.
     last: Option<(u32, u32)>,
 }
 
 /// The candidates for a token that were collected from all devices.
 #[derive(Debug)]
-pub(crate) struct Gathered {
+pub(crate) struct Candidates {
     candidates: Vec<Candidate>,
-    /// The least likely that a device named which has more of them.
+    /// Above this score no device left a token out: the largest of the least scores of those that named
+    /// some of their tokens only. Minus infinity where all devices named all.
     floor: f32,
-    /// Over all devices, of logits and of scores.
+    /// Log-sum-exps over the slices of all devices, of logits and of scores.
     sums: [f64; 2],
     /// Whether a device was asked to end the burst.
     ends: bool,
 }
 
-/// A choice.
+/// A chosen token, and whether the candidates prove the choice.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Chosen {
     pub token: u32,
     pub proved: bool,
 }
 
-impl Default for Gathered {
+impl Default for Candidates {
     fn default() -> Self {
         let (floor, sums) = (f32::NEG_INFINITY, [f64::NEG_INFINITY; 2]);
         Self { candidates: Vec::new(), floor, sums, ends: false }
     }
 }
 
-impl Gathered {
+impl Candidates {
     /// Forgets the candidates.
     pub(crate) fn begin(&mut self) {
         self.candidates.clear();
@@ -106,10 +107,10 @@ impl Gathered {
         self.ends = false;
     }
 
-    /// Adds those of a device, which the tile begins with, and gives what follows them. None where the tile
-    /// is none.
-    pub(crate) fn collect<'t>(&mut self, tile: &'t [u8]) -> Option<&'t [u8]> {
-        let Part { floor, sums, ends, candidates, rest } = read(tile)?;
+    /// Adds the candidates of one device, which `tile` begins with, and gives the bytes behind them. None
+    /// where they are malformed.
+    pub(crate) fn gather<'t>(&mut self, tile: &'t [u8]) -> Option<&'t [u8]> {
+        let DeviceCandidates { floor, sums, ends, candidates, rest } = read(tile)?;
         self.floor = self.floor.max(floor);
         self.ends |= ends;
         for (all, sum) in self.sums.iter_mut().zip(sums) {
@@ -121,16 +122,16 @@ impl Gathered {
         Some(rest)
     }
 
-    /// The score of the likeliest of all that were collected. None where no logit is a number; minus
+    /// The score of the likeliest of all collected candidates. None where no logit is a number; minus
     /// infinity where every token is left out.
     pub(crate) fn best(&self) -> Option<f32> {
         self.candidates.iter().map(|candidate| candidate.score).reduce(f32::max)
     }
 }
 
-impl Chooser {
-    /// For a text whose slice of the vocabulary has so many tokens here.
-    pub(crate) fn new(text: &Text, slice: u32) -> Self {
+impl Sampler {
+    /// The sampler of a sequence, on a device that has `slice` tokens of the vocabulary.
+    pub(crate) fn new(text: &Sequence, slice: u32) -> Self {
         let sampling = text.sampling.clone();
         let (looks_back, adjusts) = (sampling.looks_back(), adjusts(&sampling));
         let mut counts = Vec::new();
@@ -155,20 +156,20 @@ impl Chooser {
     fn count(&mut self, token: u32, chosen: bool) {
         match self.counts.binary_search_by_key(&token, |count| count.token) {
             Ok(at) => self.counts[at].chosen += u32::from(chosen),
-            Err(at) => self.counts.insert(at, Count { token, chosen: chosen.into() }),
+            Err(at) => self.counts.insert(at, TokenCount { token, chosen: chosen.into() }),
         }
     }
 
-    /// Names candidates among `logits`, those of the tokens from `first` on and of these only what `mask`
-    /// allows, for the token at `position` of its text. Gives the bytes of the tile that they take.
+    /// Writes candidates for the token at `position` of the sequence to `tile`: of the tokens from `first` on, whose
+    /// logits are `logits`, those that `mask` allows. Gives the number of bytes that they take.
     ///
     /// # Panics
     /// When `tile` is shorter than [`candidates_bytes`](galaxy_graph::program::candidates_bytes) of the breadth.
-    pub(crate) fn shortlist(
+    pub(crate) fn top_k(
         &mut self,
         (logits, first): (&[f32], u32),
         position: u32,
-        breadth: Breadth,
+        breadth: CandidateCount,
         mask: Option<&TokenMask>,
         tile: &mut [u8],
     ) -> usize {
@@ -248,11 +249,11 @@ impl Chooser {
         }
     }
 
-    /// Chooses the token at `position` from what was collected, and tells of it: [`TOKEN_VALUES`]. None
-    /// where no logit is a number.
-    pub(crate) fn choose(
+    /// Chooses the token at `position` from the collected candidates, and writes to `told` what
+    /// [`TOKEN_VALUES`] lists of it. None where no logit is a number.
+    pub(crate) fn sample(
         &mut self,
-        gathered: &mut Gathered,
+        gathered: &mut Candidates,
         position: u32,
         told: &mut [f32],
     ) -> Option<Chosen> {
@@ -287,7 +288,7 @@ impl Chooser {
     }
 
     /// The choice, and whether the candidates prove it.
-    fn take(&self, gathered: &Gathered, position: u32) -> Option<(Candidate, bool)> {
+    fn take(&self, gathered: &Candidates, position: u32) -> Option<(Candidate, bool)> {
         let all = &gathered.candidates[..];
         let best = *all.first()?;
         let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
@@ -346,7 +347,8 @@ fn adjusts(sampling: &Sampling) -> bool {
     sampling.looks_back() || !sampling.bias.is_empty()
 }
 
-/// The `most` likeliest, the likeliest first. Not-a-numbers are none.
+/// Puts the `most` likeliest candidates into `best`, the likeliest first, without those whose score is
+/// not a number.
 fn likeliest(best: &mut Vec<Candidate>, most: usize, all: impl Iterator<Item = Candidate>) {
     best.clear();
     // A heap whose first is the least likely; what is less likely still is passed by.
@@ -376,7 +378,7 @@ fn likeliest(best: &mut Vec<Candidate>, most: usize, all: impl Iterator<Item = C
     best.sort_unstable_by(Candidate::order);
 }
 
-/// Restores a heap whose first has changed.
+/// Restores the order of a heap whose first element has changed.
 fn sink(heap: &mut [Candidate]) {
     let mut at = 0;
     loop {
@@ -394,7 +396,8 @@ fn sink(heap: &mut [Candidate]) {
     }
 }
 
-/// Those with the largest logits, into `out`, the largest first.
+/// Puts the candidates with the largest logits into `out`, the largest first, and gives those that
+/// there are.
 fn largest_logits(out: &mut [Candidate], all: impl Iterator<Item = Candidate>) -> &[Candidate] {
     let mut count = 0;
     if out.is_empty() {
@@ -423,7 +426,7 @@ fn push_new(best: &mut Vec<Candidate>, candidate: Candidate) {
     }
 }
 
-/// ln(e^a + e^b)
+/// The logarithm of a sum: ln(e^a + e^b).
 fn log_add(a: f64, b: f64) -> f64 {
     let (low, high) = if a < b { (a, b) } else { (b, a) };
     if low == f64::NEG_INFINITY { high } else { high + (low - high).exp().ln_1p() }
@@ -438,25 +441,26 @@ fn write(tile: &mut [u8], candidates: &[Candidate], floor: f32, sums: [f32; 2]) 
     }
 }
 
-/// Says in a tile of candidates that the burst is to end.
+/// Marks a tile of candidates: the burst is to end.
 pub(crate) fn end_burst(tile: &mut [u8]) {
     if let Some(count) = tile.first_chunk_mut() {
         *count = (u32::from_le_bytes(*count) | ENDS).to_le_bytes();
     }
 }
 
-/// What a device says of the choice for one sequence.
-struct Part<'t> {
+/// What a tile contains for one sequence: the candidates of one device.
+struct DeviceCandidates<'t> {
     floor: f32,
     sums: [f32; 2],
     ends: bool,
     candidates: &'t [u8],
-    /// What follows it in the tile.
+    /// The bytes of the tile behind it.
     rest: &'t [u8],
 }
 
-/// What a tile begins with; none where it has fewer candidates than it says, or sums that are no numbers.
-fn read(tile: &[u8]) -> Option<Part<'_>> {
+/// Reads the candidates that a tile begins with; none where it is shorter than their count says, or its floor
+/// and sums are not numbers.
+fn read(tile: &[u8]) -> Option<DeviceCandidates<'_>> {
     let (head, each) = tile.split_at_checked(HEAD)?;
     let (words, _) = head.as_chunks();
     let word = |at: usize| words.get(at).map(|word| u32::from_le_bytes(*word));
@@ -467,10 +471,10 @@ fn read(tile: &[u8]) -> Option<Part<'_>> {
     if floor.is_nan() || sums.iter().any(|sum| sum.is_nan()) {
         return None;
     }
-    Some(Part { floor, sums, ends, candidates, rest })
+    Some(DeviceCandidates { floor, sums, ends, candidates, rest })
 }
 
-/// The noise of one position of a text.
+/// The Gumbel noise at one position of a sequence.
 struct Noise {
     key: u64,
 }
@@ -480,12 +484,12 @@ impl Noise {
         Self { key: mixed(mixed(seed).wrapping_add(u64::from(position))) }
     }
 
-    /// 53 random bits, of a number above 0 and below 1.
+    /// The 53 random bits of a token.
     fn bits(&self, token: u32) -> u64 {
         mixed(self.key.wrapping_add(u64::from(token))) >> 11
     }
 
-    /// Of the standard Gumbel distribution.
+    /// The value of the standard Gumbel distribution that belongs to 53 random bits.
     fn gumbel(bits: u64) -> f64 {
         let uniform = (bits as f64 + 0.5) / (1_u64 << 53) as f64;
         -(-uniform.ln()).ln()
@@ -495,7 +499,7 @@ impl Noise {
         f64::from(candidate.score) + Self::gumbel(self.bits(candidate.token))
     }
 
-    /// The one whose score and noise are the largest together. `known` are some of them.
+    /// The candidate of `all` whose score and noise have the largest sum. `known` are some of them.
     fn largest(
         &self,
         all: impl Iterator<Item = Candidate>,
@@ -524,7 +528,7 @@ impl Noise {
     }
 }
 
-/// The larger sum; of equals the first token, wherever the vocabulary is split.
+/// The larger sum; of equal ones that of the lower token, wherever the vocabulary is split.
 fn larger(a: (f64, Candidate), b: (f64, Candidate)) -> (f64, Candidate) {
     let later = b.0 > a.0 || b.0 == a.0 && b.1.token < a.1.token;
     if later { b } else { a }

@@ -1,20 +1,20 @@
 //! The closed form: what a plan of the layout ring costs, without running it.
 //!
 //! # The formula
-//! All terms are nanoseconds, means over the workload's lengths, from tables of profiles. For a
-//! device d of D with h heads, c columns, v words and r of the R rows:
+//! All terms are nanoseconds, means over the workload's lengths, from tables of profiles. For a device d of
+//! D with h heads, c columns, v tokens of the vocabulary and r of the R rows:
 //!
 //! ```text
 //! heads_d(h)    qkv + attention + output product of all rows, import of R (D-1)/D rows into the
 //!               block, export of as many out of it, waits of tiles, and what its bytes cost it
 //! columns_d(c)  the same of up and down
-//! words_d(v)    the language head on the wanted rows
+//! vocab_d(v)    the language head on the wanted rows
 //! rows_d(r)     embedding, joins and norms of all layers on r rows, their exports; in layers cut by
 //!               rows also the whole block on r rows
 //! wire_d(r)     2 (R - r) rows of the hidden width over the slower of its two cables, and
 //!               2 (D - 1) times the latency (2 times if tiles go from owner to everyone at once)
 //!
-//! cost = max rows_d + max words_d + fixed + carried max wire_d
+//! cost = max rows_d + max vocab_d + fixed + carried max wire_d
 //!      + T_attention overlap(max heads_d, max wire_d) + T_mlp overlap(max columns_d, max wire_d)
 //! overlap(x, w) = max(x, w) + min(x, w) / tiles
 //! ```
@@ -23,10 +23,10 @@
 //! is `carried`: their width over that of what a block cut by heads moves. `fixed` is what latency
 //! adds where keys and values are narrow.
 //!
-//! Tiles hide the lesser of compute and wire but for its first tile. The first product of a block
-//! runs on tiles of R / (D tiles) rows, and is priced so. Where both blocks of a layer stand beside each
-//! other, one gather and one scatter serve both: T overlap(max heads_d + max columns_d, max wire_d). Causal attention is priced at the mean of
-//! what rows see; that late rows see more is left to the simulator.
+//! Tiles hide the lesser of compute and wire but for its first tile. The first product of a block runs on
+//! tiles of R / (D tiles) rows, and is priced so. With a parallel residual, one gather and one scatter serve
+//! both blocks of a layer: T overlap(max heads_d + max columns_d, max wire_d). Causal attention is priced at
+//! the mean of what rows see; that late rows see more is left to the simulator.
 //!
 //! Of several texts at once, R are the rows of all, and attention is that of one text after another. Where
 //! cuts stand between texts, attention by rows carries nothing; else it carries what is missing of one text.
@@ -34,9 +34,9 @@
 use crate::{
     costs::seen_pairs,
     links::Links,
-    memory::{Held, Memory},
+    memory::{Memory, ShardBytes},
     request::Request,
-    split::{Curve, Missing, Problem, Side},
+    split::{CostCurve, DeviceCurves, Missing, Problem},
 };
 use galaxy_common::{DeviceProfile, Exchange, Kernel, LinkType, ProfileError, Wanted, WireType};
 use galaxy_graph::holdings::Cuts;
@@ -48,13 +48,13 @@ const POINTS: usize = 32;
 /// The units in which work is given out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Units {
-    /// Heads of a unit,
+    /// Heads of a unit.
     pub heads: u32,
-    /// columns,
+    /// Columns of the intermediate size in a unit.
     pub columns: u32,
-    /// words.
-    pub words: u32,
-    /// Units of all rows.
+    /// Tokens of the vocabulary in a unit.
+    pub vocabulary: u32,
+    /// How many units all rows are.
     pub rows: u32,
 }
 
@@ -63,17 +63,19 @@ pub(crate) fn count(all: u32, size: u32) -> usize {
     all.div_ceil(size.max(1)) as usize
 }
 
-/// Most texts that are units of rows each. Of more, cuts between any rows lie near the end of one.
+/// The most texts of which each is a unit of rows. With more texts, cuts between any rows lie near the end
+/// of one.
 const MOST_TEXTS: u32 = 96;
 
 impl Units {
-    /// The units of rows, where they are whole texts of so many.
+    /// How many units all rows are: one for each text where there are several, but not too many; else about
+    /// 48, in equal numbers for all devices.
     pub fn of_texts(texts: u32, devices: u32) -> u32 {
         let rows = devices.max(1) * 48u32.div_ceil(devices.max(1));
         if (2..=MOST_TEXTS).contains(&texts) { texts } else { rows }
     }
 
-    /// The units, with rows in so many texts; in one, where cuts stand anywhere.
+    /// The units of a model, with rows in so many texts; with one text, cuts stand anywhere.
     pub fn new(spec: &ModelSpec, cuts: Cuts, devices: usize, texts: u32) -> Self {
         let devices = devices as u32;
         // Heads that share keys and values stay together where there are enough of them.
@@ -87,16 +89,16 @@ impl Units {
         let rows = Self::of_texts(texts, devices);
         Self {
             heads: heads.unwrap_or(cuts.heads),
-            columns: groups(spec.inner).next_multiple_of(cuts.columns),
-            words: groups(spec.vocabulary),
+            columns: groups(spec.intermediate).next_multiple_of(cuts.columns),
+            vocabulary: groups(spec.vocabulary),
             rows,
         }
     }
 }
 
-/// How a plan is carried, besides who does what.
+/// How tiles of a plan are cut and carried, whoever does what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Means {
+pub(crate) struct Transport {
     pub tiles: u16,
     pub exchange: Exchange,
     pub wire: WireType,
@@ -105,15 +107,15 @@ pub(crate) struct Means {
 
 /// How many layers are cut by rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(crate) struct ByRows {
+pub(crate) struct RowLayers {
     pub attention: u32,
     pub mlp: u32,
-    /// Whether cuts stand between texts.
+    /// Whether cuts stand between whole texts.
     pub whole: bool,
 }
 
-impl ByRows {
-    /// Of so many layers, those that are not.
+impl RowLayers {
+    /// Of `layers` layers, how many are not cut by rows.
     pub fn others(self, layers: u32) -> Self {
         Self { attention: layers - self.attention, mlp: layers - self.mlp, whole: false }
     }
@@ -124,7 +126,7 @@ impl ByRows {
 pub(crate) struct Reach {
     /// Bytes of tiles per second.
     pub rate: f64,
-    /// Nanoseconds.
+    /// Latency in nanoseconds.
     pub latency: f64,
     /// Nanoseconds of the kernels for a byte sent and one received.
     pub byte_cost: f64,
@@ -135,30 +137,30 @@ pub(crate) struct Reach {
 pub(crate) struct Tables {
     heads: Vec<f64>,
     columns: Vec<f64>,
-    words: Vec<f64>,
-    /// By rows, whatever the modes,
+    vocabulary: Vec<f64>,
+    /// Nanoseconds by units of rows, whatever the modes.
     rows: Vec<f64>,
-    /// for each block cut by heads or columns,
+    /// Nanoseconds by units of rows for each block that is cut by heads or columns.
     rows_tensor: Vec<f64>,
-    /// for each attention cut by rows,
+    /// Nanoseconds by units of rows for each attention that is cut by rows.
     rows_attention: Vec<f64>,
-    /// for each MLP cut by rows.
+    /// Nanoseconds by units of rows for each MLP that is cut by rows.
     rows_mlp: Vec<f64>,
 }
 
 /// A program that stands for a part of the workload.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Load {
-    /// Its texts,
+    /// How many texts the program has.
     pub texts: u32,
-    /// the tokens of each,
+    /// Tokens of each text.
     pub text: u32,
-    /// and how many such programs a request takes in the mean.
+    /// How many such programs a request takes in the mean.
     pub share: f64,
 }
 
 impl Load {
-    /// All its rows.
+    /// Rows of all its texts together.
     pub fn rows(self) -> f64 {
         f64::from(self.texts) * self.text()
     }
@@ -168,13 +170,13 @@ impl Load {
         f64::from(self.text)
     }
 
-    /// Rows that a row sees in a layer in the mean.
+    /// How many rows a row sees in a layer, in the mean.
     fn seen(self, spec: &ModelSpec, layer: u32) -> f64 {
         let all = (0, self.text);
         seen_pairs(all, all, spec.sees(layer)) / self.text()
     }
 
-    /// Nanoseconds of attention of a run of its rows, one text after another, in a layer in the mean.
+    /// Nanoseconds of attention in a layer, in the mean: for a run of its rows, one text after another.
     pub fn attend(self, device: &DeviceProfile, run: f64, spec: &ModelSpec, heads: f64) -> f64 {
         let texts = (run / self.text()).max(1.0);
         let nanos = |layer| {
@@ -207,12 +209,12 @@ impl Load {
     }
 }
 
-/// The sum of what `of` says of each load.
+/// The sum of `of` over all loads, each weighted by its share.
 pub(crate) fn mean(loads: &[Load], of: &dyn Fn(Load) -> f64) -> f64 {
     loads.iter().map(|&load| load.share * of(load)).sum()
 }
 
-/// Programs that stand for all of the workload: few lengths that stand for all.
+/// Programs of at most `most` lengths, which stand for all of the workload.
 pub(crate) fn loads(request: &Request<'_>, most: usize) -> Vec<Load> {
     let mut lengths = request.workload.lengths.clone();
     lengths.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
@@ -241,7 +243,7 @@ pub(crate) fn loads(request: &Request<'_>, most: usize) -> Vec<Load> {
 }
 
 /// Values of all units from 0 to `count`, from few points of `at`, linear between them.
-fn curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
+fn cost_curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
     let step = count.div_ceil(POINTS).max(1);
     let mut values = vec![at(0.0)];
     let mut from = 0;
@@ -261,18 +263,18 @@ fn curve(count: usize, at: impl Fn(f64) -> f64) -> Vec<f64> {
     values
 }
 
-/// What logits of so many units of words take.
-fn of_words(
+/// Nanoseconds of logits, by units of the vocabulary.
+fn of_vocabulary(
     request: &Request<'_>,
     device: &DeviceProfile,
     units: Units,
     loads: &[Load],
 ) -> Vec<f64> {
     let (vocabulary, wanted) = (request.spec.extent().vocabulary, request.workload.wanted);
-    curve(count(vocabulary, units.words), |units_of| {
-        let words = (units_of * f64::from(units.words)).min(f64::from(vocabulary));
+    cost_curve(count(vocabulary, units.vocabulary), |units_of| {
+        let words = (units_of * f64::from(units.vocabulary)).min(f64::from(vocabulary));
         let of = |load: Load| device.nanos(Kernel::Language, &[load.wanted(wanted), words]);
-        // Where nobody asks for logits the split is only even.
+        // Where no logits are wanted, the vocabulary is split evenly.
         mean(loads, &of).max(words * 1e-6)
     })
 }
@@ -283,7 +285,7 @@ impl Tables {
         device: &DeviceProfile,
         units: Units,
         devices: usize,
-        means: Means,
+        means: Transport,
         loads: &[Load],
         whole: bool,
     ) -> Self {
@@ -307,7 +309,7 @@ impl Tables {
                 + 2.0 * (d - 1.0) * tiles * device.wake
         };
         let width = f64::from(spec.head_width);
-        let (all_heads, inner) = (f64::from(spec.heads), f64::from(spec.inner));
+        let (all_heads, inner) = (f64::from(spec.heads), f64::from(spec.intermediate));
         let qkv = |heads: f64| {
             let kv = Memory::most_kv(spec, units.heads, heads as u32);
             (heads + 2.0 * f64::from(kv)) * width
@@ -320,7 +322,7 @@ impl Tables {
             nanos(Kernel::Up, &[rows, columns]) + nanos(Kernel::Down, &[rows, columns])
         };
         let by = |all: u32, unit: u32, of: &dyn Fn(f64) -> f64| {
-            curve(count(all, unit), |units_of| {
+            cost_curve(count(all, unit), |units_of| {
                 let size = (units_of * f64::from(unit)).min(f64::from(all));
                 if size == 0.0 { 0.0 } else { of(size) }
             })
@@ -331,21 +333,21 @@ impl Tables {
                 cut(rows, &|run| attention(run, heads) + attend(load, run, heads)) + moved(rows)
             })
         });
-        let columns = by(spec.inner, units.columns, &|columns| {
-            // What stands beside attention reads the rows that it reads.
+        let columns = by(spec.intermediate, units.columns, &|columns| {
+            // A parallel residual's MLP reads the rows that attention reads.
             let moved = |rows| if spec.parallel { 0.0 } else { moved(rows) };
             mean(&|load| {
                 let rows = load.rows();
                 cut(rows, &|run| mlp(run, columns)) + moved(rows)
             })
         });
-        let words = of_words(request, device, units, loads);
+        let words = of_vocabulary(request, device, units, loads);
         let of_rows = |of: &dyn Fn(Load, f64) -> f64| {
-            curve(units.rows as usize, |unit| {
+            cost_curve(units.rows as usize, |unit| {
                 if unit == 0.0 {
                     return 0.0;
                 }
-                // Whoever has rows has one at least: one row is not divided.
+                // A device with rows has one at least: one row is not divided.
                 mean(&|load| of(load, (load.rows() * unit / f64::from(units.rows)).max(1.0)))
             })
         };
@@ -376,7 +378,7 @@ impl Tables {
             attention(own, all_heads) + attend(load, own, all_heads) + moved
         });
         let rows_mlp = of_rows(&|_, own| mlp(own, inner));
-        Self { heads, columns, words, rows, rows_tensor, rows_attention, rows_mlp }
+        Self { heads, columns, vocabulary: words, rows, rows_tensor, rows_attention, rows_mlp }
     }
 }
 
@@ -386,7 +388,7 @@ pub(crate) struct Seat<'a> {
     pub reach: Reach,
     /// Bytes that it grants.
     pub budget: u64,
-    /// Bytes to be added to what is expected of it: what programs were found to need beyond.
+    /// Bytes to be added to what is expected of it: those that programs were found to need beyond.
     pub correction: i64,
     pub threads: u16,
 }
@@ -398,10 +400,10 @@ pub(crate) fn problem(
     memory: &Memory,
     seats: &[Seat<'_>],
     units: Units,
-    means: Means,
-    by_rows: ByRows,
+    means: Transport,
+    by_rows: RowLayers,
     loads: &[Load],
-    held: &Held,
+    held: &ShardBytes,
 ) -> Result<Problem, Missing> {
     let spec = request.spec;
     let layers = spec.layers;
@@ -449,15 +451,15 @@ pub(crate) fn problem(
             moved / seat.reach.rate * 1e9 + 2.0 * hops * latency
         });
         let moved = 2.0 * mean_rows * (1.0 - 1.0 / d as f64) * bytes * seat.reach.byte_cost;
-        let with = |nanos: &[f64], bytes: &[u64], moved: f64| Curve {
+        let with = |nanos: &[f64], bytes: &[u64], moved: f64| CostCurve {
             nanos: nanos.iter().map(|t| t + moved).collect(),
             bytes: bytes.to_vec(),
         };
         let moved_by_mlp = if spec.parallel { 0.0 } else { moved };
-        sides.push(Side {
+        sides.push(DeviceCurves {
             heads: with(&t.heads, &held.heads, moved),
             columns: with(&t.columns, &held.columns, moved_by_mlp),
-            vocabulary: Curve { nanos: t.words.clone(), bytes: held.words.clone() },
+            vocabulary: CostCurve { nanos: t.vocabulary.clone(), bytes: held.vocabulary.clone() },
             rows: rows.collect(),
             wire: wire.collect(),
             owner,
@@ -477,7 +479,8 @@ pub(crate) fn problem(
         false => (f64::from(by_rows.attention), foreign / (mean_rows * others)),
     };
     let fixed = if alone { 0.0 } else { sequence * hops * latency * (1.0 - 2.0 * kv).max(0.0) };
-    let units_of = |of: fn(&Side) -> &Curve| sides.first().map_or(0, |s| of(s).nanos.len() - 1);
+    let units_of =
+        |of: fn(&DeviceCurves) -> &CostCurve| sides.first().map_or(0, |s| of(s).nanos.len() - 1);
     Ok(Problem {
         heads: units_of(|s| &s.heads),
         columns: units_of(|s| &s.columns),
@@ -501,7 +504,7 @@ pub(crate) fn reach(
     links: &Links<'_>,
     ring: &[usize],
     at: usize,
-    means: Means,
+    means: Transport,
 ) -> Result<Reach, ProfileError> {
     let n = ring.len();
     if n == 1 {

@@ -1,14 +1,14 @@
-//! Small records that nobody measured, for tests.
+//! Small records with invented values, for tests.
 
 use super::Records;
 use crate::record::{Bound, FORMAT, Machine, Record, Verdict};
 use std::collections::BTreeMap;
 
-/// A cell: its key, its latencies, its bound.
-pub(super) type Made<'a> = (&'a str, &'a [f64], Option<f64>);
+/// A cell as its key, its latencies in ms, and its bound in ms.
+pub(super) type CellFigures<'a> = (&'a str, &'a [f64], Option<f64>);
 
-/// A record of these.
-pub(super) fn record(experiment: &str, cells: &[Made<'_>]) -> Record {
+/// A record of these cells.
+pub(super) fn record(experiment: &str, cells: &[CellFigures<'_>]) -> Record {
     let mut record = Record {
         experiment: experiment.to_owned(),
         format: FORMAT,
@@ -35,12 +35,12 @@ pub(super) fn record(experiment: &str, cells: &[Made<'_>]) -> Record {
     record
 }
 
-/// The same, found as those of a directory are.
-pub(super) fn records(experiment: &str, cells: &[Made<'_>]) -> Records {
+/// The records of a directory that has only a record of these cells.
+pub(super) fn records(experiment: &str, cells: &[CellFigures<'_>]) -> Records {
     of(record(experiment, cells))
 }
 
-/// One record and no other.
+/// The records of a directory that has only this one.
 pub(super) fn of(record: Record) -> Records {
     Records(BTreeMap::from([(record.experiment.clone(), record)]))
 }

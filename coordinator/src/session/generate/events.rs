@@ -1,9 +1,9 @@
-//! What is said of a text that goes on, to whoever listens.
+//! The token stream of a sequence, for whoever listens.
 
-use super::{PATIENCE, steps::Steps, way::Way};
+use super::{PATIENCE, sequence::SequenceState, steps::Steps};
 use crate::{error::RequestError, fleet::Readiness, session::Report};
 use galaxy_common::{DeviceName, GeneratedToken, RequestId};
-use galaxy_engine::generate::{Told, token};
+use galaxy_engine::generate::{TokenEvent, token};
 use galaxy_model::{generation::Ending, tokenizer::TextStream};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{
@@ -11,15 +11,15 @@ use tokio::{
     time::timeout,
 };
 
-/// How long a text that is not read keeps others from its room.
+/// How long a client that does not read keeps others from its room.
 const UNREAD: Duration = Duration::from_secs(10);
 
-/// Why a text ends.
+/// Why a sequence ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// By a token or a string that ends texts.
+    /// A token or a string ended the sequence.
     Stop,
-    /// It has as many tokens as were asked for, or as there is room for.
+    /// The sequence has as many tokens as were asked for, or as there is room for.
     Length,
 }
 
@@ -32,91 +32,92 @@ impl std::fmt::Display for Finish {
     }
 }
 
-/// What is said of a text that goes on.
+/// An event in the token stream of a sequence.
 #[derive(Debug, Clone)]
-pub enum Said {
-    /// It waits, at its beginning or later: for room behind others, or for a cluster that is not ready. Again and
-    /// again.
+pub enum GenerateEvent {
+    /// The sequence waits, at its beginning or later: for room behind others, or for a cluster that is not ready. Sent
+    /// again and again.
     Waiting {
-        /// Why the cluster is not ready, if it is not, and because of whom, if it is a device.
+        /// The device because of which the cluster is not ready, if it is one, and the reason; none if the cluster is
+        /// ready.
         unready: Option<(Option<DeviceName>, String)>,
     },
-    /// First.
+    /// The sequence has begun. Sent before its tokens.
     Begun {
-        /// The request's number.
+        /// The number of the request.
         request: RequestId,
-        /// Tokens of the prompt.
+        /// How many tokens the prompt has.
         prompt: u32,
-        /// The seed that is taken.
+        /// The seed by which tokens are sampled.
         seed: u64,
-        /// Whether there is text, and not only ids.
+        /// Whether tokens come with their text, and not only as ids.
         text: bool,
-        /// How many tokens it goes on behind, which are not said again.
+        /// How many generated tokens the sequence resumes with, which are not sent again.
         generated: u32,
     },
-    /// A token.
+    /// The next token of the sequence.
     Token(GeneratedToken),
-    /// Last.
+    /// The sequence has ended. Sent last.
     Done {
-        /// Why.
+        /// The reason why the sequence ended.
         finish: Finish,
-        /// The rest of the text.
+        /// The rest of the text, which was held back.
         text: String,
-        /// What it cost.
+        /// What the request cost.
         report: Report,
     },
 }
 
-/// Where what is said goes.
-pub type Listener = mpsc::Sender<Result<Said, RequestError>>;
+/// Receives the token stream of a sequence.
+pub type Listener = mpsc::Sender<Result<GenerateEvent, RequestError>>;
 
-/// Says things of a text.
-pub(super) struct Telling<'a> {
+/// Sends the token stream of a sequence to its listener.
+pub(super) struct EventStream<'a> {
     stream: Option<TextStream<'a>>,
     ending: Ending,
-    /// What the listener had no room for.
-    queue: VecDeque<Said>,
-    /// The text has ended, or cannot be read.
+    /// Events that the listener had no room for.
+    queue: VecDeque<GenerateEvent>,
+    /// Why the sequence has ended, or that its tokens cannot be read; none while it continues.
     pub(super) finish: Option<Result<Finish, RequestError>>,
     pub(super) listener: &'a Listener,
-    /// Where others may wait for its room.
+    /// Where other sequences may wait for its room.
     steps: &'a Steps,
-    /// What is said first, until it is.
-    begins: Option<Said>,
+    /// The first event; none once it is sent.
+    begins: Option<GenerateEvent>,
 }
 
-impl<'a> Telling<'a> {
-    /// Tokens are read by `stream`, if there is one, as a text that ends before any of `stop`.
+impl<'a> EventStream<'a> {
+    /// A token stream whose tokens are read by `stream`, if there is one, as a text that ends before any of `stop`.
     pub(super) fn new(
         stream: Option<TextStream<'a>>,
         stop: Vec<String>,
         listener: &'a Listener,
         steps: &'a Steps,
-        begins: Said,
+        begins: GenerateEvent,
     ) -> Self {
         let (ending, queue, begins) = (Ending::new(stop), VecDeque::new(), Some(begins));
         Self { stream, ending, queue, finish: None, listener, steps, begins }
     }
 
-    /// Says that it has begun, if that was not said.
+    /// Sends that the sequence has begun, unless that is sent already.
     pub(super) fn begin(&mut self) {
         self.queue.extend(self.begins.take());
-        self.send();
+        self.send_waiting();
     }
 
-    /// Says that it waits. One that does not read now reads later.
+    /// Sends that the sequence waits. A listener that does not read now reads it later.
     pub(super) fn waiting(&mut self, readiness: &Readiness) {
         if self.queue.is_empty() {
             let why = |(device, reason): (Option<&DeviceName>, &str)| {
                 (device.cloned(), reason.to_owned())
             };
             let unready = readiness.obstacle().map(why);
-            drop(self.listener.try_send(Ok(Said::Waiting { unready })));
+            drop(self.listener.try_send(Ok(GenerateEvent::Waiting { unready })));
         }
     }
 
-    /// Takes tokens into the text that were said by another.
-    pub(super) fn resume(&mut self, way: &mut Way, generated: &[u32]) {
+    /// Takes tokens into the text that were generated for an earlier request.
+    pub(super) fn resume(&mut self, way: &mut SequenceState, generated: &[u32]) {
         for id in generated {
             if self.finish.is_none() {
                 self.add(way, *id);
@@ -124,26 +125,26 @@ impl<'a> Telling<'a> {
         }
     }
 
-    /// Whether the listener has had no room for something.
+    /// Whether events wait for room at the listener.
     pub(super) fn waits(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Takes a token into the text, if that has not ended, and says it if there is room.
-    pub(super) fn take(&mut self, way: &mut Way, told: Told) {
+    /// Takes a token into the text, if that has not ended, and sends it if there is room.
+    pub(super) fn take(&mut self, way: &mut SequenceState, told: TokenEvent) {
         if self.finish.is_some() {
             return;
         }
         self.begin();
         if let Some(text) = self.add(way, told[0] as u32) {
-            self.queue.push_back(Said::Token(token(&told, text)));
-            self.send();
+            self.queue.push_back(GenerateEvent::Token(token(&told, text)));
+            self.send_waiting();
         }
     }
 
-    /// Takes a token into the text. Gives what it adds, as far as that is sure; nothing where it cannot be read.
-    fn add(&mut self, way: &mut Way, id: u32) -> Option<String> {
-        Arc::make_mut(&mut way.text).tokens.push(id);
+    /// Takes a token into the text. Gives what it adds, as far as that is sure; none where the token cannot be read.
+    fn add(&mut self, way: &mut SequenceState, id: u32) -> Option<String> {
+        Arc::make_mut(&mut way.sequence).tokens.push(id);
         let mut text = String::new();
         if way.ends.contains(&id) {
             self.finish = Some(Ok(Finish::Stop));
@@ -162,8 +163,8 @@ impl<'a> Telling<'a> {
         Some(text)
     }
 
-    /// Says of what waits what there is room for.
-    fn send(&mut self) {
+    /// Sends the waiting events that there is room for.
+    fn send_waiting(&mut self) {
         while let Some(said) = self.queue.pop_front() {
             use mpsc::error::TrySendError::{Closed, Full};
             match self.listener.try_send(Ok(said)) {
@@ -174,19 +175,19 @@ impl<'a> Telling<'a> {
         }
     }
 
-    /// Says what waits. False when nobody listens any more, or takes it.
+    /// Sends all waiting events. False when nobody listens any more, or reads.
     pub(super) async fn flush(&mut self) -> bool {
         while let Some(said) = self.queue.pop_front() {
-            if !self.say(said).await {
+            if !self.send(said).await {
                 return false;
             }
         }
         true
     }
 
-    /// Waits until the listener takes something. Who does not read is given up sooner when others wait
-    /// for its room.
-    async fn reads(&self) -> Option<Permit<'_, Result<Said, RequestError>>> {
+    /// Waits until the listener takes something. A listener that does not read is given up sooner when others wait for
+    /// its room.
+    async fn reads(&self) -> Option<Permit<'_, Result<GenerateEvent, RequestError>>> {
         for _ in 0..PATIENCE.as_secs() / UNREAD.as_secs() {
             if let Ok(permit) = timeout(UNREAD, self.listener.reserve()).await {
                 return permit.ok();
@@ -198,7 +199,7 @@ impl<'a> Telling<'a> {
         None
     }
 
-    pub(super) async fn say(&self, said: Said) -> bool {
+    pub(super) async fn send(&self, said: GenerateEvent) -> bool {
         let Some(permit) = self.reads().await else { return false };
         permit.send(Ok(said));
         true

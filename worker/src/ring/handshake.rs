@@ -1,4 +1,4 @@
-//! What two devices say to each other before a link carries frames. Pure functions over bytes.
+//! The handshake of two devices before a link carries frames. Pure functions over bytes.
 //!
 //! The dialler sends a hello, the other side answers with a welcome. All integers are little endian.
 //!
@@ -12,69 +12,71 @@
 //!          48 48 name of the dialler, padded with zeros
 //! ```
 //!
-//! Who wants to measure the link, and not to take part in a ring, says so by the magic "GLXP". Rank,
-//! epoch and plan are then zero, but for bit 0 of byte 6: whether kernels are to work meanwhile.
+//! A dialler that wants to measure the link, and not to take part in a ring, uses the magic "GLXP".
+//! Rank, epoch and plan are then zero, but for bit 0 of byte 6: whether kernels are to work
+//! meanwhile.
 
 use galaxy_common::{DeviceName, Epoch, Rank, ids::MAX_NAME_BYTES};
 
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 48 + MAX_NAME_BYTES;
+pub const HANDSHAKE_BYTES: usize = 48 + MAX_NAME_BYTES;
 /// Bytes of a welcome.
 pub const WELCOME_BYTES: usize = 8;
-const HELLO_MAGIC: [u8; 4] = *b"GLXH";
+const HANDSHAKE_MAGIC: [u8; 4] = *b"GLXH";
 const PROBE_MAGIC: [u8; 4] = *b"GLXP";
 const WELCOME_MAGIC: [u8; 4] = *b"GLXW";
 const VERSION: u8 = 1;
 
-/// Who dials, and for what.
+/// The hello of a device that dials for a ring.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Hello {
-    /// For which set of links.
+pub struct Handshake {
+    /// The epoch for which the link is formed.
     pub epoch: Epoch,
     /// The dialler's rank in the plan.
     pub from: Rank,
-    /// Digest of the plan: both ends must mean the same.
+    /// The digest of the plan: both ends must have the same.
     pub plan: [u8; 32],
     /// The dialler's name.
     pub name: DeviceName,
 }
 
-/// Who dials to measure the link.
+/// The hello of a device that dials to measure the link.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ProbeHello {
+pub struct ProbeHandshake {
     /// The dialler's name.
     pub name: DeviceName,
 }
 
-/// Either kind of hello.
+/// A hello of either kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Greeting {
-    /// For a ring.
-    Ring(Hello),
-    /// For a measurement.
-    Probe(ProbeHello),
+    /// The link is for a ring.
+    Ring(Handshake),
+    /// The link is for a measurement.
+    Probe(ProbeHandshake),
 }
 
 impl Greeting {
-    /// Reads it.
+    /// Decodes a hello.
     ///
     /// # Errors
     /// When the bytes are no hello. Never panics.
-    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
+    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HelloError> {
         if bytes[0..4] != PROBE_MAGIC {
-            return Hello::decode(bytes).map(Self::Ring);
+            return Handshake::decode(bytes).map(Self::Ring);
         }
         if bytes[4] != VERSION {
             return Err(HelloError::Version { version: bytes[4] });
         }
-        Ok(Self::Probe(ProbeHello { name: name(bytes)? }))
+        Ok(Self::Probe(ProbeHandshake { name: name(bytes)? }))
     }
 }
 
-impl ProbeHello {
-    /// Writes it.
-    pub fn encode(&self) -> [u8; HELLO_BYTES] {
-        let ring = Hello { epoch: Epoch(0), from: Rank(0), plan: [0; 32], name: self.name.clone() };
+impl ProbeHandshake {
+    /// Encodes the hello.
+    pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
+        let ring =
+            Handshake { epoch: Epoch(0), from: Rank(0), plan: [0; 32], name: self.name.clone() };
         let mut out = ring.encode();
         out[0..4].copy_from_slice(&PROBE_MAGIC);
         out
@@ -82,7 +84,7 @@ impl ProbeHello {
 }
 
 /// The name of the dialler.
-fn name(bytes: &[u8; HELLO_BYTES]) -> Result<DeviceName, HelloError> {
+fn name(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<DeviceName, HelloError> {
     bytes[48..]
         .get(..usize::from(bytes[5]))
         .and_then(|name| std::str::from_utf8(name).ok())
@@ -90,14 +92,14 @@ fn name(bytes: &[u8; HELLO_BYTES]) -> Result<DeviceName, HelloError> {
         .ok_or(HelloError::Name)
 }
 
-/// What the other side says to a hello.
+/// The answer to a hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// The link stands.
+    /// The link is formed.
     Welcome,
     /// The epoch is over.
     Stale,
-    /// The certificate and the plan do not name the dialler so.
+    /// The certificate or the plan has another name for the dialler.
     WrongName,
     /// The other side was placed with another plan.
     OtherPlan,
@@ -105,35 +107,35 @@ pub enum Answer {
     Busy,
 }
 
-/// Bytes that are no hello or no welcome.
+/// Why bytes are no hello or no welcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Not ours.
+    /// The bytes do not begin as a hello or welcome of Galaxy does.
     #[error("it does not speak Galaxy's ring protocol")]
     Magic,
-    /// Another version.
+    /// A version of the protocol that this build does not speak.
     #[error("it speaks version {version} of the ring protocol, and this build version {VERSION}")]
     Version {
-        /// Theirs.
+        /// The version of the other side.
         version: u8,
     },
-    /// A name that is none.
+    /// A name that is not valid.
     #[error("it gives a name that is none")]
     Name,
-    /// An answer that we do not know.
+    /// An answer that this build does not know.
     #[error("it answers {code}, which this build does not know")]
     Answer {
-        /// Theirs.
+        /// The code of the answer.
         code: u8,
     },
 }
 
-impl Hello {
-    /// Writes it.
-    pub fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut out = [0; HELLO_BYTES];
+impl Handshake {
+    /// Encodes the hello.
+    pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
+        let mut out = [0; HANDSHAKE_BYTES];
         let name = self.name.as_str().as_bytes();
-        out[0..4].copy_from_slice(&HELLO_MAGIC);
+        out[0..4].copy_from_slice(&HANDSHAKE_MAGIC);
         out[4] = VERSION;
         out[5] = name.len() as u8; // at most MAX_NAME_BYTES
         out[6..8].copy_from_slice(&self.from.0.to_le_bytes());
@@ -143,12 +145,12 @@ impl Hello {
         out
     }
 
-    /// Reads it.
+    /// Decodes the hello of a ring.
     ///
     /// # Errors
-    /// When the bytes are no hello. Never panics.
-    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
-        if bytes[0..4] != HELLO_MAGIC {
+    /// When the bytes are no hello of a ring. Never panics.
+    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HelloError> {
+        if bytes[0..4] != HANDSHAKE_MAGIC {
             return Err(HelloError::Magic);
         }
         if bytes[4] != VERSION {
@@ -169,7 +171,7 @@ impl Hello {
 }
 
 impl Answer {
-    /// Writes it.
+    /// Encodes the answer as a welcome.
     pub fn encode(self) -> [u8; WELCOME_BYTES] {
         let mut out = [0; WELCOME_BYTES];
         out[0..4].copy_from_slice(&WELCOME_MAGIC);
@@ -183,10 +185,10 @@ impl Answer {
         out
     }
 
-    /// Reads it.
+    /// Decodes a welcome.
     ///
     /// # Errors
-    /// When the bytes are no answer.
+    /// When the bytes are no welcome.
     pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, HelloError> {
         if bytes[0..4] != WELCOME_MAGIC {
             return Err(HelloError::Magic);
@@ -210,14 +212,14 @@ mod tests {
 
     #[test]
     fn hello_and_answers_survive() {
-        let hello = Hello {
+        let hello = Handshake {
             epoch: Epoch(1 << 50),
             from: Rank(7),
             plan: [9; 32],
             name: DeviceName::new("x".repeat(MAX_NAME_BYTES)).unwrap(),
         };
-        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        let probe = ProbeHello { name: DeviceName::new("b").unwrap() };
+        assert_eq!(Handshake::decode(&hello.encode()), Ok(hello));
+        let probe = ProbeHandshake { name: DeviceName::new("b").unwrap() };
         assert_eq!(Greeting::decode(&probe.encode()), Ok(Greeting::Probe(probe)));
         use Answer::*;
         for answer in [Welcome, Stale, WrongName, OtherPlan, Busy] {
@@ -227,15 +229,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_handled(mut bytes in proptest::collection::vec(any::<u8>(), HELLO_BYTES), ours: bool) {
+        fn any_bytes_are_handled(mut bytes in proptest::collection::vec(any::<u8>(), HANDSHAKE_BYTES), ours: bool) {
             if ours {
                 let magic: &[u8; 5] = if bytes[5] % 2 == 0 { b"GLXH\x01" } else { b"GLXP\x01" };
                 bytes[..5].copy_from_slice(magic);
             }
-            let bytes: [u8; HELLO_BYTES] = bytes.try_into().unwrap();
+            let bytes: [u8; HANDSHAKE_BYTES] = bytes.try_into().unwrap();
             match Greeting::decode(&bytes) {
                 Ok(Greeting::Ring(hello)) => {
-                    prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+                    prop_assert_eq!(Handshake::decode(&hello.encode()), Ok(hello));
                 }
                 Ok(Greeting::Probe(probe)) => {
                     let again = Greeting::decode(&probe.encode());

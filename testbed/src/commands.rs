@@ -1,4 +1,4 @@
-//! The desk: what `galaxy-testbed up`, `status`, `exec` and `down` say and do.
+//! The desk: the commands `galaxy-testbed up`, `status`, `exec` and `down`.
 
 use crate::{
     environment::{Environment, Hold},
@@ -10,40 +10,40 @@ use anyhow::{Context, Result, bail};
 use galaxy_common::Strategy;
 use std::{fmt::Write as _, os::unix::process::CommandExt, path::PathBuf};
 
-/// `up`.
+/// The options of `galaxy-testbed up`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Up {
-    /// A file, or one of the environments that come with it: A to I, pair
+    /// A file, or one of the environments that come with the testbed: A to I, pair.
     environment: String,
-    /// Its name [default: the environment's]
+    /// The testbed's name [default: the environment's].
     #[arg(long)]
     name: Option<String>,
-    /// Processes on this machine's loopback: no root, no shaping, no limits
+    /// Processes on this machine's loopback: no root, no shaping, no limits.
     #[arg(long)]
     loopback: bool,
-    /// The model that its workers serve; a cluster file for it is written
+    /// The model that its workers serve; a cluster file for it is written.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// How a model is cut, in the cluster file
+    /// The strategy by which the model is split, in the cluster file.
     #[arg(long, default_value_t = Strategy::Galaxy)]
     strategy: Strategy,
-    /// Ring links without TLS
+    /// Ring links without TLS.
     #[arg(long)]
     plain: bool,
-    /// Where the calibrating model is kept
+    /// The directory of the calibrating model.
     #[arg(long, default_value = crate::models::CACHE)]
     cache: PathBuf,
 }
 
-/// `exec`.
+/// The options of `galaxy-testbed exec`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Exec {
-    /// A device, or `coordinator`
+    /// A device, or `coordinator`.
     place: String,
-    /// The testbed, where several are up
+    /// The testbed, where several are up.
     #[arg(long)]
     name: Option<String>,
-    /// The command and its arguments
+    /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }
@@ -88,7 +88,7 @@ pub fn up(options: &Up) -> Result<()> {
     Ok(())
 }
 
-/// Where the coordinator's API listens within the testbed.
+/// The address of the coordinator's API within the testbed.
 fn coordinator(testbed: &Testbed) -> String {
     format!("{}:7000", Network::address(testbed.environment.devices.len()))
 }
@@ -142,8 +142,10 @@ fn table(testbed: &Testbed) -> Result<Table> {
             1 => format!("{state}; 1 process killed for its memory"),
             kills => format!("{state}; {kills} processes killed for their memory"),
         };
-        let speed =
-            set.measured.or(set.asked).map_or("a core".to_owned(), |s| format!("{s:.2} GFLOP/s"));
+        let speed = set
+            .measured
+            .or(set.wanted_share)
+            .map_or("a core".to_owned(), |s| format!("{s:.2} GFLOP/s"));
         let quota = set.quota.map_or("none".to_owned(), |q| format!("{:.1}%", q * 100.0));
         let (link, delay) = match loopback {
             true => ("none".to_owned(), "none".to_owned()),
@@ -160,10 +162,10 @@ fn table(testbed: &Testbed) -> Result<Table> {
     Ok(table)
 }
 
-/// Shows what is up.
+/// Prints the testbeds that are up, and their devices.
 ///
 /// # Errors
-/// When one of that name is not.
+/// When no testbed of that name is up.
 pub fn status(name: Option<&str>) -> Result<()> {
     let names = name.map_or_else(instance::names, |name| vec![name.to_owned()]);
     if names.is_empty() {
@@ -183,7 +185,7 @@ pub fn status(name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Becomes a command on a device.
+/// Replaces this process by a command on a device.
 ///
 /// # Errors
 /// When there is no such device or command.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Bits of a word.
+/// Bits of a word of a mask.
 const BITS: u32 = 32;
 
 /// A bit for each token of the vocabulary, the lowest of the first word for token 0: only tokens whose bit
@@ -10,7 +10,7 @@ const BITS: u32 = 32;
 ///
 /// A mask is bound for a step, so that a grammar can give another with each token; a clone shares its bits.
 /// Every device of a ring has to be given the same, and applies it to its slice of the vocabulary before
-/// penalties, bounds and the draw. Log-probabilities that are told are those of the logits without a mask.
+/// penalties, bounds and the draw. Reported log-probabilities are those of the logits without a mask.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenMask(Arc<[u32]>);
 
@@ -34,7 +34,8 @@ impl TokenMask {
         word.is_some_and(|word| word >> (token % BITS) & 1 == 1)
     }
 
-    /// Leaves out, of scores of the tokens from `first` on, those that may not be chosen.
+    /// Sets the scores of tokens that may not be chosen to minus infinity. `scores` are those of the
+    /// tokens from `first` on.
     pub(super) fn apply(&self, scores: &mut [f32], first: u32) {
         for (token, score) in (first..).zip(scores) {
             if !self.allows(token) {

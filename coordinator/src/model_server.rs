@@ -1,8 +1,8 @@
-//! Supplying: a worker that has no directory of the model is brought what it asks for.
+//! Supplying: a worker that has no directory of the model is sent what it asks for.
 //!
-//! The coordinator calls, as always: so a worker needs no address of it, and who stands behind a
-//! router can bring a model too. Each supply has a connection of its own, so that signs of life do not
-//! wait behind pieces.
+//! The coordinator calls, as always: so a worker needs no address of it, and a coordinator behind a
+//! router can supply a model, too. Each supply has a connection of its own, so that signs of life
+//! do not wait behind pieces.
 
 use crate::{cluster::Device, connection::connect};
 use galaxy_model::{
@@ -27,44 +27,44 @@ use std::{
 use tokio::sync::{OnceCell, mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Pieces that wait for the network.
+/// How many pieces may wait for the network.
 const AHEAD: usize = 4;
-/// Messages of wants that wait for the disk.
+/// How many messages of wants may wait for the disk.
 const WANTS: usize = 64;
-/// Parts of a manifest.
+/// The most bytes of one part of a manifest.
 const PART_BYTES: usize = 1 << 20;
-/// Between two signs of life while a manifest is made.
+/// The time between two signs of life while a manifest is computed.
 const PREPARING: Duration = Duration::from_secs(1);
 /// The file that keeps a manifest beside its model.
 const KEPT: &str = ".galaxy-manifest";
-/// The form of that file.
+/// The version of the format of a stored manifest.
 const KEPT_VERSION: u32 = 1;
 
-/// Brings a model to workers.
+/// Supplies workers with a model.
 pub(crate) struct Supplier {
     path: PathBuf,
-    ready: OnceCell<Arc<Content>>,
-    /// Bytes of which digests were found, and bytes that there are.
+    ready: OnceCell<Arc<ServedModel>>,
+    /// How many bytes have their digests computed, and how many bytes there are.
     progress: watch::Sender<(u64, u64)>,
 }
 
 /// A model that can be supplied.
-struct Content {
+struct ServedModel {
     model: ModelDir,
     pieces: Pieces,
     content: Digest,
     manifest: Vec<u8>,
 }
 
-/// A manifest as it is kept: for files that have not changed since.
+/// A manifest as it is stored, for files that have not changed since.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredManifest {
     version: u32,
     files: Vec<Stamp>,
     manifest: Vec<u8>,
 }
 
-/// What tells that a file is another.
+/// What tells whether a file has changed.
 #[derive(Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 struct Stamp {
     name: String,
@@ -73,16 +73,16 @@ struct Stamp {
 }
 
 impl Supplier {
-    /// Of the model in this directory. Nothing is read before somebody needs it.
+    /// A supplier of the model in this directory. Nothing is read before somebody needs it.
     pub(crate) fn new(path: &Path) -> Self {
         let (ready, progress) = (OnceCell::new(), watch::Sender::new((0, 0)));
         Self { path: path.to_owned(), ready, progress }
     }
 
-    /// Brings the model to a worker that wants it, until it hangs up.
+    /// Sends a worker what it wants of the model, until it hangs up.
     ///
     /// # Errors
-    /// In words: why it was not brought. The worker knows too, and says what comes of it.
+    /// The reason why it was not sent, for people. The worker knows of it, too, and reports the outcome.
     pub(crate) async fn supply(&self, device: &Device, identity: &Identity) -> Result<(), String> {
         let mut connection = connect(device, identity).await?;
         let (supplied, stream) = mpsc::channel(AHEAD);
@@ -109,8 +109,8 @@ impl Supplier {
         reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
-    /// Says what content it is; while that is not known, that it is being found out.
-    async fn offer(&self, supplied: &mpsc::Sender<Supplied>) -> Result<Arc<Content>, String> {
+    /// Offers the content to a worker; while it is not known, says that it is being found out.
+    async fn offer(&self, supplied: &mpsc::Sender<Supplied>) -> Result<Arc<ServedModel>, String> {
         let mut ticks = tokio::time::interval(PREPARING);
         let ready = self.ready();
         tokio::pin!(ready);
@@ -134,12 +134,13 @@ impl Supplier {
         Ok(content)
     }
 
-    /// What can be supplied: the manifest that is kept beside the model, or a new one.
-    async fn ready(&self) -> Result<Arc<Content>, String> {
+    /// The content that can be supplied, with the manifest that is kept beside the model or a new one.
+    async fn ready(&self) -> Result<Arc<ServedModel>, String> {
         let make = || async {
             let (path, progress) = (self.path.clone(), self.progress.clone());
-            let made =
-                tokio::task::spawn_blocking(move || Content::of(ModelDir::open(&path)?, &progress));
+            let made = tokio::task::spawn_blocking(move || {
+                ServedModel::of(ModelDir::open(&path)?, &progress)
+            });
             let made = made.await.map_err(|error| error.to_string())?;
             made.map(Arc::new).map_err(|error| error.to_string())
         };
@@ -154,9 +155,9 @@ async fn send(
     supplied.send(Supplied { event: Some(event) }).await
 }
 
-/// Gives what is wanted, in that order, until nobody wants more.
+/// Sends what is wanted, in that order, until nobody wants more.
 fn bring(
-    content: &Content,
+    content: &ServedModel,
     mut work: mpsc::Receiver<Wants>,
     supplied: &mpsc::Sender<Supplied>,
 ) -> Result<(), ModelError> {
@@ -180,7 +181,7 @@ fn bring(
     Ok(())
 }
 
-impl Content {
+impl ServedModel {
     fn of(model: ModelDir, progress: &watch::Sender<(u64, u64)>) -> Result<Self, ModelError> {
         let pieces = model.pieces()?;
         let stamps = stamps(model.path());
@@ -223,10 +224,10 @@ fn stamps(dir: &Path) -> Vec<Stamp> {
     stamps
 }
 
-/// The manifest that is kept, if the files are those that it was made of.
+/// The stored manifest, if the files have not changed since.
 fn kept(dir: &Path, stamps: &[Stamp]) -> Option<Vec<u8>> {
     let bytes = fs::read(dir.join(KEPT)).ok()?;
-    let kept: Kept = postcard::from_bytes(&bytes).ok()?;
+    let kept: StoredManifest = postcard::from_bytes(&bytes).ok()?;
     let same = kept.version == KEPT_VERSION && kept.files == stamps;
     // One of another build is made anew.
     let manifest = same.then(|| Manifest::from_bytes(&kept.manifest).ok())??;
@@ -234,9 +235,9 @@ fn kept(dir: &Path, stamps: &[Stamp]) -> Option<Vec<u8>> {
     Some(kept.manifest)
 }
 
-/// Keeps a manifest beside its model. Where that cannot be written to, it is made again next time.
+/// Stores a manifest beside its model. Where that cannot be written to, it is computed again next time.
 fn keep(dir: &Path, files: Vec<Stamp>, manifest: &[u8]) {
-    let kept = Kept { version: KEPT_VERSION, files, manifest: manifest.to_vec() };
+    let kept = StoredManifest { version: KEPT_VERSION, files, manifest: manifest.to_vec() };
     let Ok(bytes) = postcard::to_stdvec(&kept) else { return };
     let (new, path) = (dir.join(format!("{KEPT}.new")), dir.join(KEPT));
     // Whole, or not at all.
@@ -261,21 +262,21 @@ mod tests {
     fn a_manifest_is_made_once_and_again_when_files_change() {
         let dir = tempfile::tempdir().unwrap();
         let progress = watch::Sender::new((0, 0));
-        let first = Content::of(model(dir.path()), &progress).unwrap();
+        let first = ServedModel::of(model(dir.path()), &progress).unwrap();
         assert_eq!(*progress.borrow(), (first.pieces.total(), first.pieces.total()));
         progress.send_replace((0, 0));
-        let again = Content::of(model(dir.path()), &progress).unwrap();
+        let again = ServedModel::of(model(dir.path()), &progress).unwrap();
         assert_eq!(again.content, first.content);
         // The files were written anew, so they may be others.
         assert_ne!(*progress.borrow(), (0, 0));
         progress.send_replace((0, 0));
         let opened = ModelDir::open(dir.path()).unwrap();
-        let third = Content::of(opened, &progress).unwrap();
+        let third = ServedModel::of(opened, &progress).unwrap();
         assert_eq!((third.content, *progress.borrow()), (first.content, (0, 0)));
         // What is damaged is no manifest.
         fs::write(dir.path().join(KEPT), b"x").unwrap();
         let opened = ModelDir::open(dir.path()).unwrap();
-        assert_eq!(Content::of(opened, &progress).unwrap().content, first.content);
+        assert_eq!(ServedModel::of(opened, &progress).unwrap().content, first.content);
         assert_ne!(*progress.borrow(), (0, 0));
     }
 }

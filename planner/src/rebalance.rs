@@ -1,11 +1,11 @@
 //! Rows between devices, where several texts are cut by rows.
 //!
-//! The closed form shares rows by speed, and counts neither whose texts a cut divides nor that it moves to the end
+//! The closed form shares rows by speed, and counts neither which texts a cut divides nor that it moves to the end
 //! of a text. So rows go from the busiest device to others, as long as the simulator says that it helps.
 
 use crate::{
     auto::{Ranked, least, rank},
-    closed,
+    cost_model,
     predict::LENGTHS,
     request::Request,
     ring::Candidate,
@@ -17,28 +17,29 @@ use galaxy_common::{
 };
 use galaxy_graph::lower::at_ends;
 
-/// Plans are looked at in as many tiles as they have and in these, which the closed form ranks by shares that it
-/// does not keep,
+/// The numbers of tiles in which plans are looked at, besides their own: the closed form ranks these by shares
+/// that change here.
 const TILES: [u16; 2] = [2, 4];
-/// and with cuts at ends of texts where that takes one in so many rows of a device;
+/// The part of a device's rows, one in so many, that a cut may take to move to the end of a text: plans are looked
+/// at with such cuts, too.
 const NEAR: u32 = 4;
-/// whatever is behind the best by no more than this: cuts elsewhere may save so much;
+/// How many times the best latency a plan may take to be looked at: cuts elsewhere may save so much.
 const BEHIND: f64 = 2.0;
-/// of the best so many
+/// How many of the best plans get rows moved.
 const PLANS: usize = 16;
-/// these parts of all rows are moved, one after the other.
+/// The parts of all rows that are moved, one after the other: an eighth, a sixteenth, and so on.
 const PARTS: [u32; 4] = [8, 16, 32, 64];
-/// To so many of the least busy,
+/// How many of the least busy devices are tried as those that get rows.
 const IDLEST: usize = 2;
-/// from all that compute for this much of what the busiest does.
+/// The share of the busiest device's compute time from which on a device gives rows.
 const AS_BUSY: f64 = 0.98;
-/// What must be left of the latency: less is not worth another plan.
+/// The share of the latency below which a change helps: saving less is not worth another plan.
 const HELPS: f64 = 0.99;
 
-/// Better plans than those of `ranked`, if there are any: none where texts come one by one, as those that go
-/// on do.
+/// Better plans than those of `ranked`, if there are any: none where texts come one by one, as sequences do for
+/// which tokens are generated.
 pub(crate) fn rows(request: &Request<'_>, ranked: &[Ranked], simulated: &mut u64) -> Vec<Ranked> {
-    let loads = closed::loads(request, LENGTHS);
+    let loads = cost_model::loads(request, LENGTHS);
     let Some(load) = loads.iter().max_by_key(|load| load.texts).filter(|load| load.texts > 1)
     else {
         return Vec::new();
@@ -123,7 +124,7 @@ fn sizes(shares: &[Span<Row>]) -> Vec<u32> {
 fn weighed(from: &Candidate, weights: &[u32]) -> Candidate {
     let mut candidate = Candidate { needs: Vec::new(), ..from.clone() };
     for (device, &weight) in candidate.plan.ring.iter_mut().zip(weights) {
-        // Who had none has no heads either; who has some keeps some.
+        // A device that had no rows has no heads either; one that has some keeps some.
         let weight = if device.prefill.row_weight > 0 { weight.max(1) } else { 0 };
         (device.prefill.row_weight, device.decode.row_weight) = (weight, weight);
     }

@@ -1,12 +1,12 @@
-//! What is known of a sequence that generates tokens, and what it waits for.
+//! The state of a sequence that generates tokens, and what it waits for.
 
-use super::steps::{Stepped, Wish};
+use super::steps::{StepRequest, Stepped};
 use crate::{
     error::{self, RequestError},
     session::Session,
 };
-use galaxy_common::{Breadth, Epoch, GenerateOptions, Prompt, Text};
-use galaxy_engine::generate::Told;
+use galaxy_common::{CandidateCount, Epoch, GenerateOptions, Prompt, Sequence};
+use galaxy_engine::generate::TokenEvent;
 use galaxy_model::{HeadSpec, generation::SettingsError};
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -14,69 +14,79 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Stops that a request may have, and bytes of one.
+/// How many stop strings a request may have, each of at most `STOP_BYTES` bytes.
 const STOPS: usize = 16;
 const STOP_BYTES: usize = 256;
 
-/// A sequence on its way.
-pub(super) struct Way {
-    /// Its place among all sequences by the time when they came.
+/// A sequence on its way from step to step.
+pub(super) struct SequenceState {
+    /// Its number by the order in which sequences came: the oldest has the least.
     pub(super) age: u64,
-    /// Which of a client's come first.
+    /// Its priority among the sequences of its client: lower numbers come first.
     priority: i32,
-    /// With its prompt, what was generated, and the rows that it may have in the end.
-    pub(super) text: Arc<Text>,
-    /// Whether the prompt was written, and not given as tokens.
+    /// The sequence: its prompt, what was generated, and the most rows that it may have.
+    pub(super) sequence: Arc<Sequence>,
+    /// Whether the prompt came as text, and not as tokens.
     written: bool,
-    /// Tokens that end it.
+    /// The tokens that end it.
     pub(super) ends: Arc<[u32]>,
-    /// Rows that are kept, and in which epoch.
-    pub(super) kept: Option<(Epoch, u32)>,
-    pub(super) breadth: Breadth,
+    /// The epoch in which its rows are cached, and how many are; none where none are.
+    pub(super) cached: Option<(Epoch, u32)>,
+    pub(super) candidates: CandidateCount,
     /// Whether it is to run without others, since a step with them has failed.
     pub(super) alone: bool,
     /// Whether its rows are the same whatever comes behind them.
     pub(super) reusable: bool,
 }
 
-impl Way {
-    /// One of which nothing is kept.
+impl SequenceState {
+    /// A sequence of which nothing is cached.
     pub(super) fn new(
         (age, priority): (u64, i32),
-        text: Text,
+        text: Sequence,
         written: bool,
         ends: Arc<[u32]>,
         reusable: bool,
     ) -> Self {
-        let (text, kept, breadth, alone) = (Arc::new(text), None, Breadth::Few, false);
-        Self { age, priority, text, written, ends, kept, breadth, alone, reusable }
+        let (text, kept, breadth, alone) = (Arc::new(text), None, CandidateCount::Few, false);
+        Self {
+            age,
+            priority,
+            sequence: text,
+            written,
+            ends,
+            cached: kept,
+            candidates: breadth,
+            alone,
+            reusable,
+        }
     }
 
-    /// The tokens behind which those that are made are to be read.
-    pub(super) fn behind(&self) -> &[u32] {
-        if self.written { &self.text.tokens[..self.text.prompt] } else { &[] }
+    /// The tokens behind which generated ones are read as text: those of a prompt that came as text, or none.
+    pub(super) fn prompt_tokens(&self) -> &[u32] {
+        if self.written { &self.sequence.tokens[..self.sequence.prompt] } else { &[] }
     }
 
-    /// How many tokens were made.
-    pub(super) fn made(&self) -> u32 {
-        (self.text.tokens.len() - self.text.prompt) as u32
+    /// How many tokens were generated.
+    pub(super) fn generated(&self) -> u32 {
+        (self.sequence.tokens.len() - self.sequence.prompt) as u32
     }
 
-    /// How many there is room for still.
+    /// How many more tokens there is room for.
     pub(super) fn left(&self) -> u32 {
-        self.text.rows - self.text.tokens.len() as u32
+        self.sequence.rows - self.sequence.tokens.len() as u32
     }
 
-    /// Notes a step that ran, which gave so many tokens.
+    /// Notes a step that ran, and generated `made` tokens.
     pub(super) fn ran(&mut self, step: &Stepped, made: u32) {
         // The last token has gone through no layer yet.
-        let rows = step.past + step.rows + made.saturating_sub(1);
-        self.kept = Some((step.run.epoch, rows));
-        self.breadth = step.breadth.unwrap_or(self.breadth);
+        let rows = step.context_len + step.rows + made.saturating_sub(1);
+        self.cached = Some((step.run.epoch, rows));
+        self.candidates = step.candidates.unwrap_or(self.candidates);
         self.alone = false;
     }
 
-    /// Notes a step that failed, among so many sequences. Some where it may be tried again when its cluster is
+    /// Notes a step that failed, with `together` sequences in it. Some where it may be tried again when its cluster is
     /// back; none where it may be at once.
     pub(super) fn failed(
         &mut self,
@@ -84,13 +94,13 @@ impl Way {
         together: usize,
     ) -> Result<Option<RequestError>, RequestError> {
         match error {
-            // Others that came with it had been kept in an epoch that is over.
-            RequestError::TextLost { .. } if self.kept.is_none() => Ok(None),
+            // Others in the step had rows cached in an epoch that is over.
+            RequestError::CacheLost { .. } if self.cached.is_none() => Ok(None),
             error if error.passes() => {
-                self.kept = None;
+                self.cached = None;
                 Ok(Some(error))
             }
-            // It may be because of another one.
+            // It may have failed because of another sequence.
             _ if together > 1 => {
                 self.alone = true;
                 Ok(None)
@@ -99,15 +109,15 @@ impl Way {
         }
     }
 
-    /// What it waits for, and who is told of its tokens.
-    pub(super) fn wish(&self, tell: mpsc::UnboundedSender<Told>) -> Wish {
-        Wish {
+    /// What it waits for; `tell` receives its tokens.
+    pub(super) fn wish(&self, tell: mpsc::UnboundedSender<TokenEvent>) -> StepRequest {
+        StepRequest {
             age: self.age,
             priority: self.priority,
-            text: self.text.clone(),
-            kept: self.kept,
+            sequence: self.sequence.clone(),
+            cached: self.cached,
             left: self.left(),
-            breadth: self.breadth,
+            candidates: self.candidates,
             ends: self.ends.clone(),
             alone: self.alone,
             reusable: self.reusable,
@@ -117,7 +127,7 @@ impl Way {
 }
 
 impl Session {
-    /// Whether the model and its cluster make text.
+    /// Checks that the model and its cluster generate tokens.
     pub(super) fn generates(&self) -> Result<(), RequestError> {
         let spec = self.spec();
         let refuse = |why: &str| RequestError::UnsupportedOutput {
@@ -128,25 +138,27 @@ impl Session {
         if !(spec.causal && matches!(spec.head, HeadSpec::Language { .. })) {
             return Err(refuse("it predicts no next token: take a decoder, as gpt2 or llama"));
         }
-        match self.outlook().cache.rows {
-            0 => Err(refuse("this cluster keeps nothing of texts: give it cache_rows")),
+        match self.fleet_status().cache.rows {
+            0 => Err(refuse("this cluster keeps nothing of texts: give it kv_cache_tokens")),
             _ => Ok(()),
         }
     }
 
-    /// Most tokens of a prompt with what is generated after it; 0 where nothing is generated.
+    /// The context length: the most tokens of a prompt with what is generated after it; 0 where nothing is generated.
     pub fn context(&self) -> u32 {
-        self.generates().map_or(0, |()| self.going_limit().0)
+        self.generates().map_or(0, |()| self.context_limit().0)
     }
 
-    /// The same, and what limits them.
-    fn going_limit(&self) -> (u32, &'static str) {
-        let (spec, cache) = (self.spec(), self.outlook().cache);
-        let limits = [(spec.position_limit(), spec.limited_by()), (cache.rows, error::CACHE_ROWS)];
+    /// The context length, and what limits it.
+    fn context_limit(&self) -> (u32, &'static str) {
+        let (spec, cache) = (self.spec(), self.fleet_status().cache);
+        let limits =
+            [(spec.position_limit(), spec.limited_by()), (cache.rows, error::KV_CACHE_TOKENS)];
         limits.into_iter().min_by_key(|(limit, _)| *limit).expect("the array has two elements")
     }
 
-    /// The tokens of a prompt, and how long that took. Those that are given are checked with all others.
+    /// The tokens of a prompt, and how long tokenising took. Token ids that are given are checked later, with all
+    /// others.
     async fn prompt(&self, prompt: Prompt) -> Result<(Vec<u32>, Duration), RequestError> {
         let text = match prompt {
             Prompt::Ids(ids) => return Ok((ids, Duration::ZERO)),
@@ -154,7 +166,7 @@ impl Session {
         };
         self.read(move |session, _| {
             let tokenizer = session.inner.files.tokenizer()?;
-            let limit = session.going_limit();
+            let limit = session.context_limit();
             let _tokenizing = session.tokenizing(&text, limit, || "the prompt".to_owned())?;
             let tokens = tokenizer.encode(&text, None);
             tokens.map_err(|e| RequestError::Invalid { why: format!("prompt: {e}") })
@@ -162,14 +174,14 @@ impl Session {
         .await
     }
 
-    /// Checks what is asked. Gives the strings that end the text, too, and how long tokenising took.
-    pub(super) async fn way(
+    /// Checks a request to generate. Gives its sequence, the strings that end it, and how long tokenising took.
+    pub(super) async fn sequence_state(
         &self,
         prompt: Prompt,
         options: GenerateOptions,
-    ) -> Result<(Way, Vec<String>, Duration), RequestError> {
+    ) -> Result<(SequenceState, Vec<String>, Duration), RequestError> {
         let invalid = |why: String| RequestError::Invalid { why };
-        // What is wrong with the request is said before anything is made of it.
+        // The request is checked before work is spent on it.
         let whole = options.sampling.clone().complete(0);
         whole.checked(u32::MAX).map_err(|e| invalid(e.to_string()))?;
         let spec = self.spec();
@@ -182,10 +194,11 @@ impl Session {
                 ends.clone_from(&generation.ends);
             }
             let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            settled = generation.settle(settled, prompt, spec.vocabulary).map_err(|e| match e {
-                SettingsError::NotDone { .. } => RequestError::Model { why: e.to_string() },
-                SettingsError::NoRoom { .. } => invalid(e.to_string()),
-            })?;
+            settled =
+                generation.complete(settled, prompt, spec.vocabulary).map_err(|e| match e {
+                    SettingsError::NotDone { .. } => RequestError::Model { why: e.to_string() },
+                    SettingsError::NoRoom { .. } => invalid(e.to_string()),
+                })?;
         }
         let GenerateOptions { sampling, max_tokens, stop, priority, generated, .. } = settled;
         check_stop(&stop)?;
@@ -195,7 +208,7 @@ impl Session {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let sampling = sampling.complete(now.map_or(0, |now| now.as_nanos() as u64));
         let sampling = sampling.checked(spec.vocabulary).map_err(|e| invalid(e.to_string()))?;
-        let (limit, limited_by) = self.going_limit();
+        let (limit, limited_by) = self.context_limit();
         if tokens.is_empty() {
             return Err(RequestError::EmptyText { index: 0 });
         }
@@ -215,14 +228,14 @@ impl Session {
             return Err(invalid(why));
         }
         self.check_known(0, &generated)?;
-        let text = Text { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
+        let text = Sequence { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
         let (age, reusable) = (self.inner.steps.arrive(), !spec.turns_by_length());
-        let way = Way::new((age, priority), text, written, ends.into(), reusable);
+        let way = SequenceState::new((age, priority), text, written, ends.into(), reusable);
         Ok((way, stop, took))
     }
 }
 
-/// Checks the strings that end a text.
+/// Checks the strings that end a sequence.
 fn check_stop(stop: &[String]) -> Result<(), RequestError> {
     let why = match stop.iter().position(|s| s.is_empty() || s.len() > STOP_BYTES) {
         _ if stop.len() > STOPS => format!("stop has {} strings, and may have {STOPS}", stop.len()),

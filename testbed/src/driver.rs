@@ -10,7 +10,7 @@ use galaxy_coord::{
     client_memory::DEFAULT_CLIENT_MEMORY,
     fleet::{Notice, Readiness, Run, Task, Timeline},
     placement::PlacementError,
-    session::{Report, Said},
+    session::{GenerateEvent, Report},
 };
 use galaxy_graph::{Program, lower};
 use galaxy_model::ModelDir;
@@ -26,68 +26,68 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-/// How long weights may take to be placed, from the last word of a profile on: the largest models
-/// that a testbed holds, from a disk that is shared.
+/// The longest that weights may take to be placed, from the last progress of a profile on: for the largest
+/// models that a testbed holds, from a disk that is shared.
 const PLACING: Duration = Duration::from_secs(300);
-/// How long a text may take.
+/// The longest that a generation may take.
 const MAKING: Duration = Duration::from_secs(600);
 
-/// Threads inside a network.
-pub struct Stage {
+/// The threads inside a testbed's network that act as its coordinator.
+pub struct Driver {
     runtime: Runtime,
     identity: PathBuf,
 }
 
-/// A model on the devices.
+/// A model that is placed on the devices.
 pub struct Placed<'a> {
-    stage: &'a Stage,
+    stage: &'a Driver,
     fleet: Arc<RemoteFleet>,
     session: Session,
     model: Arc<ModelDir>,
     programs: Option<(BatchShape, Arc<Vec<Program>>)>,
 }
 
-/// Why a model is not on the devices.
+/// The reason why a model is not placed on the devices.
 #[derive(Debug)]
 pub enum Refusal {
-    /// A device's part does not fit into what it grants.
+    /// A device's part does not fit into the memory that it grants.
     Memory {
-        /// Whose.
+        /// The name of the device.
         device: DeviceName,
-        /// What it would take.
+        /// The memory that the device's part needs.
         needs: Bytes,
-        /// What it grants.
+        /// The memory that the device grants.
         grants: Bytes,
     },
-    /// Anything else that is no failure: the strategy cannot cut this model so.
+    /// The strategy cannot split this model in this way; the text says why.
     Plan(String),
 }
 
-/// A text that was made.
-pub struct Text {
-    /// Its tokens, without those of the prompt,
+/// A generated sequence.
+pub struct GeneratedText {
+    /// The generated tokens, without those of the prompt.
     pub tokens: Vec<u32>,
-    /// and when each was there, from the request on.
+    /// The time at which each token was there, from the request on.
     pub at: Vec<Duration>,
-    /// What it cost, where that is told.
+    /// The costs of the request; none where they are not known.
     pub report: Option<Report>,
 }
 
-/// A batch that ran, and what each device did when.
+/// A batch that ran, and the timelines of all devices.
 pub struct Observation {
-    /// The run.
+    /// The run's results and costs of each device.
     pub run: Run,
-    /// Its programs, by rank.
+    /// The programs of the run, by rank.
     pub programs: Arc<Vec<Program>>,
-    /// When each operation began and ended, by rank.
+    /// The begin and end of each operation, by rank.
     pub timelines: Vec<Timeline>,
 }
 
-impl Stage {
-    /// Threads that `enter` a network as they start, and speak as the coordinator.
+impl Driver {
+    /// A stage whose threads `enter` a network as they start, and use the identity of the coordinator.
     ///
     /// # Errors
-    /// When there are no threads.
+    /// When the threads cannot be started.
     pub fn new(identity: &Path, enter: impl Fn() + Send + Sync + 'static) -> Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -118,10 +118,11 @@ impl Stage {
         self.place_telling(cluster, model, |_| ())
     }
 
-    /// [`Stage::place`] that tells of all that the coordinator notices, as long as the model is placed.
+    /// Like [`Driver::place`], and calls `tell` with all that the coordinator notices, as long as the model is
+    /// placed.
     ///
     /// # Errors
-    /// As [`Stage::place`].
+    /// As [`Driver::place`].
     pub fn place_telling(
         &self,
         cluster: Cluster,
@@ -195,30 +196,30 @@ impl Stage {
 }
 
 impl Placed<'_> {
-    /// The model.
+    /// The model that is placed.
     pub fn model(&self) -> &ModelDir {
         &self.model
     }
 
-    /// The plan.
+    /// The plan that is in force.
     pub fn plan(&self) -> Arc<Plan> {
         self.fleet.plan().expect("a fleet that is ready has a plan")
     }
 
-    /// The plan in words: "galaxy on 3 devices, 4 tiles".
+    /// The plan as a sentence: "galaxy on 3 devices, 4 tiles".
     pub fn what(&self) -> String {
-        self.fleet.outlook().what
+        self.fleet.status().what
     }
 
-    /// How long the text that was planned for is predicted to take; a split by hand is not predicted.
+    /// The predicted time of the text that was planned for; none for a split by hand, which is not predicted.
     pub fn predicted(&self) -> Option<Duration> {
-        self.fleet.outlook().predicted
+        self.fleet.status().predicted
     }
 
-    /// Runs one batch, by whatever plan is in force then.
+    /// Runs one batch, by the plan that is in force then.
     ///
     /// # Errors
-    /// When it fails, with what failed.
+    /// When the batch fails, with the reason.
     pub fn execute(&self, shape: &BatchShape, tokens: &Arc<[u32]>, limit: Duration) -> Result<Run> {
         let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone());
         Ok(self
@@ -226,11 +227,11 @@ impl Placed<'_> {
             .inside(async move { fleet.execute(Task::new(shape, inputs), limit).await })??)
     }
 
-    /// Makes the likeliest tokens behind a prompt, so many, whatever they are.
+    /// Generates `count` tokens behind a prompt, the likeliest each time, even past one that ends a text.
     ///
     /// # Errors
-    /// When it fails, with what failed.
-    pub fn generate(&self, prompt: &[u32], count: u32) -> Result<Text> {
+    /// When the generation fails, with the reason.
+    pub fn generate(&self, prompt: &[u32], count: u32) -> Result<GeneratedText> {
         let prompt = Prompt::Ids(prompt.to_vec());
         let options = GenerateOptions {
             max_tokens: count,
@@ -248,24 +249,24 @@ impl Placed<'_> {
             let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
             while let Some(said) = said.recv().await {
                 match said? {
-                    Said::Waiting { .. } | Said::Begun { .. } => {}
-                    Said::Token(token) => {
+                    GenerateEvent::Waiting { .. } | GenerateEvent::Begun { .. } => {}
+                    GenerateEvent::Token(token) => {
                         tokens.push(token.token);
                         at.push(begun.elapsed());
                     }
-                    Said::Done { report: cost, .. } => report = Some(cost),
+                    GenerateEvent::Done { report: cost, .. } => report = Some(cost),
                 }
             }
             drop(making.await);
-            Ok::<_, RequestError>(Text { tokens, at, report })
+            Ok::<_, RequestError>(GeneratedText { tokens, at, report })
         })?;
         Ok(made?)
     }
 
-    /// Runs one batch, and asks when each device did what. The plan must not change meanwhile.
+    /// Runs one batch, and fetches the devices' timelines. The plan must not change meanwhile.
     ///
     /// # Errors
-    /// When it fails, with what failed.
+    /// When the batch fails, with the reason.
     pub fn run(
         &mut self,
         shape: &BatchShape,
@@ -276,10 +277,10 @@ impl Placed<'_> {
         self.observe(run, shape)
     }
 
-    /// Asks when each device did what in the last run, which was of such a batch.
+    /// Fetches the devices' timelines of the last run, which was of a batch of this shape.
     ///
     /// # Errors
-    /// When a device does not answer, or has forgotten it.
+    /// When a device does not answer, or has no timeline of the run any more.
     pub fn observe(&mut self, run: Run, shape: &BatchShape) -> Result<Observation> {
         let programs = match &self.programs {
             Some((of, programs)) if of == shape => programs.clone(),
@@ -301,7 +302,7 @@ impl Placed<'_> {
 impl Drop for Placed<'_> {
     fn drop(&mut self) {
         let fleet = self.fleet.clone();
-        // A stage that broke has told so already.
+        // A stage that broke has already reported an error.
         drop(self.stage.inside(async move { fleet.close().await }));
     }
 }

@@ -4,9 +4,9 @@ use super::*;
 use galaxy_graph::program::candidates_bytes;
 use proptest::prelude::*;
 
-fn text(sampling: Sampling, tokens: &[u32], prompt: usize) -> Text {
+fn text(sampling: Sampling, tokens: &[u32], prompt: usize) -> Sequence {
     let sampling = sampling.checked(1000).expect("sensible");
-    Text { slot: 0, rows: 64, sampling, tokens: tokens.to_vec(), prompt }
+    Sequence { slot: 0, rows: 64, sampling, tokens: tokens.to_vec(), prompt }
 }
 
 fn logits(seed: u64, count: usize, spread: f32) -> Vec<f32> {
@@ -14,23 +14,24 @@ fn logits(seed: u64, count: usize, spread: f32) -> Vec<f32> {
     (0..count as u64).map(|at| value(at) * spread).collect()
 }
 
-/// What devices choose with these slices, all of them alike, and whether they are sure.
+/// The choice of devices whose slices of the vocabulary begin at 0 and `cuts`, all alike, and the
+/// values that they report of it.
 fn choose(
-    text: &Text,
+    text: &Sequence,
     logits: &[f32],
     cuts: &[usize],
-    breadth: Breadth,
+    breadth: CandidateCount,
     position: u32,
 ) -> (Chosen, Vec<f32>) {
     choose_of(text, logits, cuts, (breadth, None), position)
 }
 
-/// The same among the tokens of a mask.
+/// As `choose`, among the tokens that a mask allows.
 fn choose_of(
-    text: &Text,
+    text: &Sequence,
     logits: &[f32],
     cuts: &[usize],
-    (breadth, mask): (Breadth, Option<&TokenMask>),
+    (breadth, mask): (CandidateCount, Option<&TokenMask>),
     position: u32,
 ) -> (Chosen, Vec<f32>) {
     let ends = cuts.iter().copied().chain([logits.len()]);
@@ -40,21 +41,22 @@ fn choose_of(
         let slice = &logits[start..end];
         let bytes = candidates_bytes(breadth.of(slice.len() as u32));
         let mut tile = vec![0xff; bytes as usize];
-        let mut chooser = Chooser::new(text, slice.len() as u32);
-        chooser.shortlist((slice, start as u32), position, breadth, mask, &mut tile);
+        let mut chooser = Sampler::new(text, slice.len() as u32);
+        chooser.top_k((slice, start as u32), position, breadth, mask, &mut tile);
         tiles.push(tile);
     }
-    let mut chooser = Chooser::new(text, 0);
-    let mut gathered = Gathered::default();
-    assert!(tiles.iter().all(|tile| gathered.collect(tile).is_some()));
+    let mut chooser = Sampler::new(text, 0);
+    let mut gathered = Candidates::default();
+    assert!(tiles.iter().all(|tile| gathered.gather(tile).is_some()));
     let mut told = vec![f32::NAN; TOKEN_VALUES as usize];
-    (chooser.choose(&mut gathered, position, &mut told).expect("numbers"), told)
+    (chooser.sample(&mut gathered, position, &mut told).expect("numbers"), told)
 }
 
-/// Probabilities after all bounds, as they are defined, of whole logits.
-fn distribution(text: &Text, logits: &[f32]) -> Vec<f64> {
+/// The probability of each token after all bounds, by their definition, from the logits of the whole
+/// vocabulary.
+fn distribution(text: &Sequence, logits: &[f32]) -> Vec<f64> {
     let mut scores = logits.to_vec();
-    Chooser::new(text, logits.len() as u32).adjust(&mut scores, 0);
+    Sampler::new(text, logits.len() as u32).adjust(&mut scores, 0);
     let s = &text.sampling;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
@@ -97,13 +99,13 @@ fn the_split_changes_nothing() {
         let text = text(sampling, &[1, 2, 3, 3, 900, 901, 901], 4);
         for position in 0..40 {
             let logits = logits(position.into(), 1000, [3.0, 12.0, 40.0][position as usize % 3]);
-            let whole = choose(&text, &logits, &[], Breadth::All, position);
+            let whole = choose(&text, &logits, &[], CandidateCount::All, position);
             assert!(whole.0.proved);
             for cuts in [&[500][..], &[1, 2, 998], &[0, 333, 333, 777]] {
-                for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
+                for breadth in [CandidateCount::Few, CandidateCount::Many, CandidateCount::All] {
                     let some = choose(&text, &logits, cuts, breadth, position);
                     if !some.0.proved {
-                        assert_ne!(breadth, Breadth::All);
+                        assert_ne!(breadth, CandidateCount::All);
                         continue;
                     }
                     assert_eq!(some.0, whole.0, "{case} {cuts:?} {breadth:?} at {position}");
@@ -133,7 +135,7 @@ fn draws_are_distributed_as_they_should_be() {
         let mut text = text(sampling, &[1, 5], 2);
         for seed in 0..draws {
             text.sampling.seed = seed;
-            let (chosen, _) = choose(&text, &logits, &[5], Breadth::Few, 9);
+            let (chosen, _) = choose(&text, &logits, &[5], CandidateCount::Few, 9);
             assert!(chosen.proved);
             seen[chosen.token as usize] += 1;
         }
@@ -151,28 +153,28 @@ fn flat_distributions_are_not_proved_by_few() {
     let sampling = Sampling { temperature: 1.0, top_p: 0.9, ..Sampling::default() };
     let flat = vec![0.0; 1000];
     let text = text(sampling, &[], 0);
-    assert!(!choose(&text, &flat, &[500], Breadth::Few, 0).0.proved);
-    assert!(choose(&text, &flat, &[500], Breadth::Many, 0).0.proved);
+    assert!(!choose(&text, &flat, &[500], CandidateCount::Few, 0).0.proved);
+    assert!(choose(&text, &flat, &[500], CandidateCount::Many, 0).0.proved);
     let steep: Vec<f32> = (0..1000).map(|at| -(at as f32)).collect();
-    assert!(choose(&text, &steep, &[500], Breadth::Few, 0).0.proved);
+    assert!(choose(&text, &steep, &[500], CandidateCount::Few, 0).0.proved);
 }
 
 #[test]
 fn tiles_of_others_are_checked() {
-    let mut chooser = Chooser::new(&text(Sampling::greedy(), &[], 0), 0);
-    let mut gathered = Gathered::default();
+    let mut chooser = Sampler::new(&text(Sampling::greedy(), &[], 0), 0);
+    let mut gathered = Candidates::default();
     for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
-        assert_eq!(gathered.collect(tile), None, "{tile:?}");
+        assert_eq!(gathered.gather(tile), None, "{tile:?}");
     }
     // What follows belongs to the next choice.
-    assert_eq!(gathered.collect(&[0; 19]), Some(&[0; 3][..]));
+    assert_eq!(gathered.gather(&[0; 19]), Some(&[0; 3][..]));
     let mut told = vec![0.0; TOKEN_VALUES as usize];
-    assert_eq!(chooser.choose(&mut gathered, 0, &mut told), None, "nobody named any");
+    assert_eq!(chooser.sample(&mut gathered, 0, &mut told), None, "nobody named any");
     let (chosen, told) = choose(
         &text(Sampling { logprobs: 2, ..Sampling::greedy() }, &[], 0),
         &[f32::NAN, 1.0, 3.0, f32::NAN],
         &[1],
-        Breadth::Few,
+        CandidateCount::Few,
         0,
     );
     assert_eq!(chosen, Chosen { token: 2, proved: true });
@@ -183,12 +185,12 @@ fn tiles_of_others_are_checked() {
 fn where_every_token_is_left_out_none_has_a_probability() {
     let sampling = Sampling { logprobs: 1, ..Sampling::greedy() };
     let (chosen, told) =
-        choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], Breadth::Few, 0);
+        choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], CandidateCount::Few, 0);
     assert_eq!(chosen, Chosen { token: 0, proved: true });
     assert_eq!((told[1], told[5], told[6]), (f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY));
 }
 
-/// A mask is as if the others had no logit, but for the log-probabilities that are told.
+/// With a mask the other tokens are as if they had no logit, except in the reported log-probabilities.
 #[test]
 fn only_tokens_of_the_mask_are_chosen() {
     let base = Sampling { temperature: 1.1, seed: 3, logprobs: 4, ..Sampling::default() };
@@ -209,11 +211,13 @@ fn only_tokens_of_the_mask_are_chosen() {
                 if mask.allows(token as u32) { *logit } else { f32::NEG_INFINITY }
             };
             let masked: Vec<f32> = logits.iter().enumerate().map(left_out).collect();
-            let want = choose(&text, &masked, &[], Breadth::All, position).0;
-            let all = choose(&text, &logits, &[], Breadth::All, position).1;
-            for (cuts, breadth) in
-                [(&[][..], Breadth::Few), (&[500], Breadth::Few), (&[3, 641], Breadth::Many)]
-            {
+            let want = choose(&text, &masked, &[], CandidateCount::All, position).0;
+            let all = choose(&text, &logits, &[], CandidateCount::All, position).1;
+            for (cuts, breadth) in [
+                (&[][..], CandidateCount::Few),
+                (&[500], CandidateCount::Few),
+                (&[3, 641], CandidateCount::Many),
+            ] {
                 let with = (breadth, Some(&mask));
                 let (chosen, told) = choose_of(&text, &logits, cuts, with, position);
                 assert_eq!(chosen, want, "{breadth:?} {cuts:?} at {position}");
@@ -233,14 +237,14 @@ fn a_choice_that_is_made_again_counts_once() {
     let sampling = Sampling { presence: 1.0, frequency: 1.0, ..Sampling::greedy() };
     let text = text(sampling, &[0], 1);
     let choices = |again: usize| -> Vec<u32> {
-        let mut chooser = Chooser::new(&text, 3);
+        let mut chooser = Sampler::new(&text, 3);
         let mut told = vec![0.0; TOKEN_VALUES as usize];
         let mut tile = vec![0; candidates_bytes(3) as usize];
         let mut at = |position| {
-            chooser.shortlist((&[4.0, 3.5, 0.0], 0), position, Breadth::Few, None, &mut tile);
-            let mut gathered = Gathered::default();
-            assert!(gathered.collect(&tile).is_some());
-            chooser.choose(&mut gathered, position, &mut told).expect("numbers").token
+            chooser.top_k((&[4.0, 3.5, 0.0], 0), position, CandidateCount::Few, None, &mut tile);
+            let mut gathered = Candidates::default();
+            assert!(gathered.gather(&tile).is_some());
+            chooser.sample(&mut gathered, position, &mut told).expect("numbers").token
         };
         let mut many = |position| (0..again).map(|_| at(position)).last().expect("some");
         (1..9).map(&mut many).collect()
@@ -303,10 +307,10 @@ proptest! {
     ) {
         let text = text(sampling, &[0, 1, 1, 7, 7], 2);
         let sampling = &text.sampling;
-        let (chosen, told) = choose(&text, &logits, &[], Breadth::All, position);
+        let (chosen, told) = choose(&text, &logits, &[], CandidateCount::All, position);
         prop_assert!(chosen.proved && !told.iter().any(|value| value.is_nan()));
         let mut scores = logits.clone();
-        Chooser::new(&text, logits.len() as u32).adjust(&mut scores, 0);
+        Sampler::new(&text, logits.len() as u32).adjust(&mut scores, 0);
         let by = if sampling.temperature == 0.0 { 1.0 } else { 1.0 / sampling.temperature };
         scores.iter_mut().for_each(|score| *score = (*score * by).min(f32::MAX));
         let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -325,10 +329,10 @@ proptest! {
         prop_assert!(top_k == 0 || likelier < top_k as usize);
         // The mass of some tokens is as exact as the sum of all, which depends on the split.
         if top_p == 0.0 || top_p >= 1.0 || top_k > 0 {
-            for breadth in [Breadth::Few, Breadth::Many, Breadth::All] {
+            for breadth in [CandidateCount::Few, CandidateCount::Many, CandidateCount::All] {
                 let (some, _) = choose(&text, &logits, &[cut.min(logits.len())], breadth, position);
                 prop_assert!(!some.proved || some == chosen, "{:?}: {:?}, not {:?}", breadth, some, chosen);
-                prop_assert!(some.proved || breadth != Breadth::All);
+                prop_assert!(some.proved || breadth != CandidateCount::All);
             }
         }
     }

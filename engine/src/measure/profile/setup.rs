@@ -13,35 +13,35 @@ use galaxy_common::{
 use galaxy_graph::{
     Program,
     lower::kv_span,
-    operators::{Join, OperatorGraph, OperatorId},
+    operators::{AddNorm, OperatorGraph, OperatorId},
     program::{
         Block, LaneId, Memory, OpKind, Operation, Region, Role, Slot, SlotId, Tensor, TensorId,
     },
 };
 use galaxy_model::{ModelSpec, NormPlace};
 
-/// Rows of the language head's grid: a text has one last row.
+/// The most rows of the language head's grid: a sequence has one last row.
 pub(super) const LANGUAGE_ROWS: u32 = 64;
 
-/// What one operation took: kernel, sizes, nanoseconds without pauses.
+/// The time of one operation: kernel, sizes, nanoseconds without pauses.
 pub(super) type Taken = (Kernel, Vec<u32>, f64);
 
 /// An engine with a sample of the model's weights, ready to be measured.
-pub(super) struct Stand {
+pub(super) struct ProfileSetup {
     pub(super) engine: Box<dyn Engine>,
-    /// Layers are those of the sample.
+    /// The operator graph, whose layers are those of the sample.
     graph: OperatorGraph,
     shares: Assignment,
     sample: Sample,
     spec: ModelSpec,
     program: Program,
-    /// Tensors of each layer of the sample.
+    /// The tensors of each layer of the sample.
     layers: Vec<Widths>,
     logits: Option<TensorId>,
     /// A tile that is read and one that is written, aligned to 4.
     tiles: [Vec<f32>; 2],
     pub(super) clock: Clock,
-    /// What the next tokens are counted from: no walk reads the rows of the one before.
+    /// The number that the next tokens are counted from: no walk reads the rows of the one before.
     token: u32,
 }
 
@@ -63,8 +63,8 @@ const SUM: TensorId = TensorId(6);
 /// Slots of the tensors above, then one each for those of each width.
 const SLOTS: u32 = 7;
 
-impl Stand {
-    /// Makes room for all operations. `alone`: whether the calling thread does all that the engine
+impl ProfileSetup {
+    /// Makes room for all operations. `alone` says whether the calling thread does all that the engine
     /// does.
     pub(super) fn new(
         mut engine: Box<dyn Engine>,
@@ -103,7 +103,7 @@ impl Stand {
             Widths {
                 qkv: tensor(Role::Qkv, context + 2 * width(kv), Memory::Device, SLOTS),
                 context: tensor(Role::Context, context, Memory::Device, SLOTS + 1),
-                inner: tensor(Role::Inner, block.columns.len(), Memory::Device, SLOTS + 2),
+                inner: tensor(Role::Intermediate, block.columns.len(), Memory::Device, SLOTS + 2),
             }
         });
         let layers: Vec<_> = layers.collect();
@@ -173,7 +173,7 @@ impl Stand {
         Region { tensor, rows, columns }
     }
 
-    /// What attention reads of `qkv`: queries of some rows, keys and values of others.
+    /// The regions that attention reads of `qkv`: queries of some rows, keys and values of others.
     fn attended(
         &self,
         qkv: TensorId,
@@ -224,7 +224,7 @@ impl Stand {
         Ok(Binding::new(shape, Inputs::any(&self.spec, rows, first)))
     }
 
-    /// Every operation of a layer over the first `rows` rows, for each width of one set of the
+    /// Runs every operation of a layer over the first `rows` rows, for each width of one set of the
     /// sample, and what stands before and after the layers.
     ///
     /// Each operation finds its rows where the one before has left them, as in a program, and its
@@ -280,8 +280,8 @@ impl Stand {
             taken.push((Kernel::ExportAdd, one.clone(), time));
             let time = self.run(&binding, OpKind::Import, &[sum], &[normed])?;
             taken.push((Kernel::Import, one.clone(), time));
-            let Join { add, norm } = operators.after_attention;
-            let join = OpKind::Join { add, norm, post, partial: true, staged: false };
+            let AddNorm { add, norm } = operators.after_attention;
+            let join = OpKind::AddNorm { add, norm, post, partial: true, staged: false };
             let joined = [of(self, JOINED), normed];
             let joined = if post { &joined[..1] } else { &joined[..] };
             let time = self.run(&binding, join, &[residual, partial], joined)?;
@@ -305,8 +305,8 @@ impl Stand {
         Ok(())
     }
 
-    /// Attention of the heads of one layer of the sample, for every pair of sizes of which there is
-    /// a text.
+    /// Runs attention of the heads of one layer of the sample, for every pair of sizes that some
+    /// sequence has.
     pub(super) fn attend(
         &mut self,
         layer: usize,
@@ -329,7 +329,7 @@ impl Stand {
                 let binding = self.binding(text)?;
                 let mut left = queries;
                 let mut time = 0.0;
-                // More queries than the text has rows: the same ones again, in one sum.
+                // More queries than the sequence has rows: the same ones again, in one sum.
                 while left > 0 {
                     let own = Span::new(own.start(), own.start() + own.len().min(left));
                     left -= own.len();
@@ -343,8 +343,8 @@ impl Stand {
         Ok(())
     }
 
-    /// A text whose rows see `keys` keys in the mean, and which of them are the queries: fewer than
-    /// `queries` where the text has no more, as in a batch of several texts. Nothing where no text
+    /// A sequence whose rows see `keys` keys in the mean, and which of its rows are the queries: fewer
+    /// than `queries` where it has no more, as in a batch of several sequences. None where no sequence
     /// that fits is so.
     fn seen(&self, queries: u32, keys: u32) -> Option<(u32, Span<Row>)> {
         if !self.spec.causal {

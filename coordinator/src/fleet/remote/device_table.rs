@@ -12,7 +12,7 @@ use galaxy_common::{Bytes, ClusterProfile, DeviceName, Epoch, plan::Plan};
 use galaxy_proto::v1::DescribeReply;
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
-/// Pings of which the fastest tells the clock's offset.
+/// How many of the last pings are kept; the fastest gives the offset of the clock.
 const CLOCK_SAMPLES: usize = 16;
 
 /// What is known of one device.
@@ -23,20 +23,20 @@ pub(super) struct Entry {
     pub(super) description: Option<DescribeReply>,
     pub(super) state: &'static str,
     pub(super) detail: String,
-    /// What it fetches or loads for another plan while this one runs.
+    /// What it fetches or loads for another plan while this one runs, for people; empty if it does not.
     pub(super) coming: String,
     pub(super) weight_bytes: Bytes,
-    /// When a plan with it is looked for, of a device that came back and has no part.
+    /// When a plan with it is looked for, if it came back and has no part.
     pub(super) look: Option<Now>,
-    /// Whether it does not belong to the cluster any more.
+    /// Whether it was removed from the cluster.
     pub(super) removed: bool,
-    /// Why no plan counts on it; empty if they do.
+    /// Why plans do not count on it; empty if they do.
     pub(super) out: String,
     clock: VecDeque<(u64, i64)>,
 }
 
 impl Entry {
-    /// Takes in one ping: asked and answered by our clock, the worker's clock in between.
+    /// Takes in one ping: `asked` and `answered` by our clock, `theirs` by the worker's clock in between, in ns.
     pub(super) fn sample_clock(&mut self, asked: u64, answered: u64, theirs: u64) {
         self.clock.truncate(CLOCK_SAMPLES - 1);
         let middle = asked + answered.saturating_sub(asked) / 2;
@@ -45,12 +45,12 @@ impl Entry {
         self.clock.push_front((answered.saturating_sub(asked), offset));
     }
 
-    /// What to add to the worker's clock, by the fastest ping of late: half its time bounds the error.
+    /// What to add to the worker's clock, in ns, by the fastest of the last pings: half its time bounds the error.
     pub(super) fn offset_ns(&self) -> i64 {
         self.clock.iter().min_by_key(|(took, _)| *took).map_or(0, |(_, offset)| *offset)
     }
 
-    /// Forgets the connection and what it said.
+    /// Forgets the connection, and what the worker reported over it.
     pub(super) fn clear(&mut self) {
         self.connection = None;
         self.clock.clear();
@@ -59,23 +59,23 @@ impl Entry {
     }
 }
 
-/// Epochs whose rings are kept, for the timelines of what ran in them.
+/// How many epochs' rings are kept, for the timelines of what ran in them.
 const RINGS: usize = 64;
 
-/// All devices.
-pub(super) struct Board {
-    /// The plan in force and who has a part in it; none before the first.
+/// What is known of all devices.
+pub(super) struct DeviceTable {
+    /// The plan in force and the devices that have a part in it; none before the first plan.
     pub(super) placement: Option<Arc<Placement>>,
     /// What devices were measured to do; none where the split is by hand.
     pub(super) profile: Option<Arc<ClusterProfile>>,
-    /// By the place in the cluster file.
+    /// What is known of each device, by its place in the cluster file.
     pub(super) entries: Vec<Entry>,
-    /// The epoch that ended last, because of whom, and why.
+    /// The epoch that ended last, the device because of which it ended, and the reason.
     pub(super) ended: Option<(Epoch, Index, String)>,
     rings: VecDeque<(Epoch, Arc<Placement>)>,
 }
 
-impl Board {
+impl DeviceTable {
     pub(super) fn new(devices: usize) -> Self {
         let mut board = Self {
             placement: None,
@@ -88,13 +88,13 @@ impl Board {
         board
     }
 
-    /// There are so many devices.
+    /// Makes room for `devices` devices.
     pub(super) fn grow(&mut self, devices: usize) {
         let entry = || Entry { state: "unreachable", ..Entry::default() };
         self.entries.resize_with(devices.max(self.entries.len()), entry);
     }
 
-    /// Whether a status has the device at `index`.
+    /// Whether a status shows the device at `index`.
     pub(super) fn shows(&self, index: Index) -> bool {
         self.entries.get(index).is_some_and(|entry| !entry.removed)
     }
@@ -164,18 +164,18 @@ fn without_part(why: &str, detail: &str, look: Option<Now>, now: Now) -> String 
     }
 }
 
-/// How far a device is that takes its place.
+/// The progress of a device that fetches and loads its part of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loading {
-    /// Bytes of its weights that it has read,
+    /// Bytes of its weights that it has read.
     pub done: Bytes,
-    /// of so many.
+    /// Bytes of its weights that it has to read.
     pub total: Bytes,
-    /// Bytes of the model that have come over the network,
+    /// Bytes of the model that have come over the network.
     pub fetched: Bytes,
-    /// of so many; 0 where it has the model, or all of it that it needs.
+    /// Bytes of the model that have to come over the network; 0 where the device has all that it needs.
     pub to_fetch: Bytes,
-    /// Since its start.
+    /// The time since it began.
     pub elapsed: Duration,
 }
 
@@ -200,146 +200,146 @@ impl fmt::Display for Loading {
 pub enum Notice {
     /// A device cannot be used, and why. Sent once for each reason.
     Unreachable {
-        /// Which device.
+        /// The device that cannot be used.
         device: DeviceName,
-        /// Where.
+        /// The address of its worker.
         address: String,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
-    /// A device was there and is not any more.
+    /// A device that was connected is lost.
     Lost {
-        /// Which device.
+        /// The device that was lost.
         device: DeviceName,
-        /// How that was noticed.
+        /// How the loss was noticed.
         reason: String,
     },
     /// A program failed, and with it the links of its epoch.
     Spoiled {
-        /// On which device.
+        /// The device on which the program failed.
         device: DeviceName,
-        /// Which epoch.
+        /// The epoch that ended.
         epoch: Epoch,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
-    /// A device is there.
+    /// A device is connected.
     Connected {
-        /// Which device.
+        /// The device that is connected.
         device: DeviceName,
-        /// What it said.
+        /// What its worker says of itself: version, threads, processor, and its own limit of memory.
         about: String,
     },
-    /// Devices and links are measured.
+    /// Devices and links are being measured.
     Profiling {
-        /// What is measured, how far it is, what is strange.
+        /// What is measured and how far it is, or what is strange about it.
         progress: Progress,
     },
-    /// There is a plan.
+    /// There is a new plan.
     Planned {
-        /// In words: "galaxy on 3 devices, 4 tiles".
+        /// The plan as a phrase: "galaxy on 3 devices, 4 tiles".
         what: String,
-        /// How long a typical text is predicted to take.
+        /// How long a typical text is predicted to take; none for a split by hand.
         predicted: Option<Duration>,
     },
     /// There is no plan.
     Unplanned {
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// A device has no part in the plan.
     LeftOut {
-        /// Which device.
+        /// The device that has no part.
         device: DeviceName,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// A device runs outside its profile.
     Drift {
-        /// Which device.
+        /// The device that runs outside its profile.
         device: DeviceName,
-        /// Whether it is its disk, not its kernels.
+        /// Whether it is the device's disk, and not its kernels.
         disk: bool,
-        /// So many times as long as its profile says everything took,
+        /// How many times as long as by its profile everything took, as the plan in force assumes.
         was: f64,
-        /// and now takes.
+        /// How many times as long as by its profile everything takes now.
         now: f64,
     },
     /// Another plan would not be better by enough.
     Kept {
-        /// How long a typical text takes by the plan in force,
+        /// How long a typical text takes by the plan in force, as predicted.
         now: Duration,
-        /// and by the best other.
+        /// How long a typical text takes by the best other plan, as predicted.
         then: Duration,
     },
     /// The cluster moves to another plan.
     Moving {
-        /// In words.
+        /// The new plan as a phrase.
         what: String,
-        /// How long a typical text takes by the plan in force,
+        /// How long a typical text takes by the plan in force, as predicted.
         now: Duration,
-        /// and by the new one.
+        /// How long a typical text takes by the new plan, as predicted.
         then: Duration,
     },
-    /// Another plan could not be looked for, or not be taken.
+    /// The plan stays, because another could not be looked for, or could not be taken.
     Stays {
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// A device fetches and loads what a better plan needs, while the one in force runs.
     Preparing {
-        /// Which device.
+        /// The device that makes ready.
         device: DeviceName,
-        /// How far it is.
+        /// The progress of the device.
         progress: Loading,
     },
     /// A device is ready for a better plan.
     Prepared {
-        /// Which device.
+        /// The device that is ready.
         device: DeviceName,
-        /// Weights that it read, if it had no place,
+        /// Bytes of weights that it read, if it had no place.
         read: Bytes,
-        /// what came over the network,
+        /// Bytes of the model that came over the network.
         fetched: Bytes,
-        /// and of that from other devices.
+        /// Bytes of these that came from other devices.
         from_peers: Bytes,
-        /// How long it took.
+        /// How long it took, in seconds.
         seconds: f64,
     },
     /// A device loads its shard.
     Loading {
-        /// Which device.
+        /// The device that loads.
         device: DeviceName,
-        /// How far it is.
+        /// The progress of the device.
         progress: Loading,
     },
     /// A device is in its place.
     Placed {
-        /// Which device.
+        /// The device that is in its place.
         device: DeviceName,
-        /// Weights as held.
+        /// Bytes of the weights that it holds.
         weights: Bytes,
-        /// Bytes that it read for it; what it had already it kept.
+        /// Bytes that it read for its place; what it held already, it kept.
         read: Bytes,
-        /// Of the model, what came over the network because it has no directory of it,
+        /// Bytes of the model that came over the network, because the device has no directory of it.
         fetched: Bytes,
-        /// and of that from other devices.
+        /// Bytes of these that came from other devices.
         from_peers: Bytes,
-        /// How long it took.
+        /// How long it took, in seconds.
         seconds: f64,
     },
-    /// A device, or the plan, refused the placement.
+    /// A device has not taken its place: it refused, or the plan does not allow it.
     Refused {
-        /// Which device.
+        /// The device that has not taken its place.
         device: DeviceName,
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
     /// All devices are in place.
     Ready {
-        /// In which epoch.
+        /// The epoch that begins.
         epoch: Epoch,
-        /// By which plan.
+        /// The plan by which devices are placed.
         plan: Arc<Plan>,
     },
 }
@@ -417,7 +417,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// What came over the network.
+/// Writes how much of the model came over the network.
 fn came(f: &mut fmt::Formatter<'_>, fetched: Bytes, from_peers: Bytes) -> fmt::Result {
     match (fetched, from_peers) {
         (Bytes(0), _) => Ok(()),

@@ -1,5 +1,5 @@
-//! Models with fewer layers that stand for longer ones: of layers that are cut alike, few tell what
-//! all take.
+//! Models with fewer layers that stand for longer ones: of layers that are cut alike, a few show what
+//! all of them take.
 
 use galaxy_common::{Layer, Plan, Span};
 use galaxy_model::ModelSpec;
@@ -16,7 +16,8 @@ pub fn runs(plan: &Plan) -> Vec<Span<Layer>> {
     edges.windows(2).map(|pair| Span::new(pair[0], pair[1])).collect()
 }
 
-/// The same plan for a model of which each of [`runs`] has only so many of its layers as `keep` says.
+/// The same plan for a shorter model, which has as many layers of each of [`runs`] as `keep` says for
+/// that run's length.
 pub fn shortened(spec: &ModelSpec, plan: &Plan, keep: impl Fn(u32) -> u32) -> (ModelSpec, Plan) {
     let runs: Vec<_> = runs(plan).into_iter().map(|run| (run, keep(run.len()))).collect();
     // Where a layer of the long model stands in the short one.

@@ -1,7 +1,7 @@
 //! Drafts: splits in units become plans, and plans are checked against what devices grant.
 
 use crate::{
-    closed::{ByRows, Means, Units},
+    cost_model::{RowLayers, Transport, Units},
     request::{Offer, PlanningError, Request},
     split::Split,
 };
@@ -11,7 +11,7 @@ use galaxy_common::{
 };
 use galaxy_graph::{LowerError, budget, budget::Needs};
 
-/// The runs of units that sizes make, one behind another, cut off at `all`.
+/// Spans of `sizes` units each, one behind another, cut off at `all`.
 fn spans<U: Unit>(sizes: &[usize], unit: u32, all: u32) -> Vec<Span<U>> {
     let mut at = 0;
     let span = |&size: &usize| {
@@ -22,8 +22,8 @@ fn spans<U: Unit>(sizes: &[usize], unit: u32, all: u32) -> Vec<Span<U>> {
     sizes.iter().map(span).collect()
 }
 
-/// Modes of layers of which the first are cut by rows.
-pub(crate) fn modes(layers: u32, by_rows: ByRows) -> Vec<Modes> {
+/// The modes of layers of which the first ones are cut by rows.
+pub(crate) fn modes(layers: u32, by_rows: RowLayers) -> Vec<Modes> {
     let mut edges = vec![0, by_rows.attention.min(layers), by_rows.mlp.min(layers), layers];
     edges.sort_unstable();
     edges.dedup();
@@ -42,15 +42,15 @@ pub(crate) fn ring(
     strategy: Strategy,
     members: &[usize],
     units: Units,
-    means: Means,
-    by_rows: ByRows,
+    means: Transport,
+    by_rows: RowLayers,
     split: &Split,
 ) -> Plan {
     let spec = request.spec;
     let extent = spec.extent();
     let heads = spans(&split.heads, units.heads, extent.heads);
     let columns = spans(&split.columns, units.columns, extent.columns);
-    let words = spans(&split.vocabulary, units.words, extent.vocabulary);
+    let words = spans(&split.vocabulary, units.vocabulary, extent.vocabulary);
     let modes = modes(spec.layers, by_rows);
     let ring = members.iter().enumerate().map(|(at, &member)| {
         let rows = split.rows[at] as u32;
@@ -71,7 +71,7 @@ pub(crate) fn ring(
         let part = Assignment { blocks: blocks.collect(), row_weight: rows, vocabulary: words[at] };
         device(&request.offers[member], part)
     });
-    // Who has no part in anything does not stand in a ring.
+    // A device without a part in anything does not stand in a ring.
     let ring = ring.filter(|d| d.prefill.in_layers() || !d.prefill.vocabulary.is_empty()).collect();
     finish(request, strategy, strategy.layout(), modes, means, ring)
 }
@@ -82,7 +82,7 @@ pub(crate) fn stages(
     members: &[usize],
     layers: &[u32],
     words: &[Span<galaxy_common::Token>],
-    means: Means,
+    means: Transport,
 ) -> Plan {
     let spec = request.spec;
     let mut at = 0;
@@ -93,7 +93,7 @@ pub(crate) fn stages(
             blocks: vec![BlockAssignment {
                 layers: span,
                 heads: Span::first(spec.heads),
-                columns: Span::first(spec.inner),
+                columns: Span::first(spec.intermediate),
             }],
             row_weight: u32::from(place + 1 == members.len()),
             vocabulary: words[place],
@@ -121,7 +121,7 @@ fn finish(
     strategy: Strategy,
     layout: Layout,
     modes: Vec<Modes>,
-    means: Means,
+    means: Transport,
     ring: Vec<DevicePlan>,
 ) -> Plan {
     // Alone, tiles and links are nothing.

@@ -1,22 +1,22 @@
-//! What distances between rows add to scores.
+//! The relative position bias: what is added to scores by how far rows are apart.
 
-use galaxy_model::Distances as Spec;
+use galaxy_model::RelativeBias as Spec;
 use std::f32::consts::LOG2_E;
 
 /// Lanes beyond the last row may be loaded with it.
 const BEYOND: usize = 64;
 
-/// For each head what each distance adds to a score, as far as a batch has needed it.
+/// The relative position bias of each head and each distance, as far as a batch has needed it.
 #[derive(Default)]
-pub(crate) struct DistanceTable {
-    /// Of each head, by how far the query is behind the key, from `1 - rows` to `rows - 1`; for weights
-    /// that are powers of 2.
+pub(crate) struct BiasTable {
+    /// The bias of each head by how far the query is behind the key, from `1 - rows` to `rows - 1`, times
+    /// log2(e): for weights that are powers of 2.
     values: Vec<f32>,
     rows: usize,
 }
 
-impl DistanceTable {
-    /// Makes sure of texts of `rows` rows. `table`: `[buckets, heads]`.
+impl BiasTable {
+    /// Makes sure of the distances within a sequence of `rows` rows. `table` is `[buckets, heads]`.
     pub(crate) fn reach(&mut self, spec: Spec, table: &[f32], rows: usize) -> &Self {
         if rows <= self.rows || table.is_empty() {
             return self;
@@ -24,7 +24,7 @@ impl DistanceTable {
         self.rows = rows;
         let heads = table.len() / (spec.buckets as usize).max(1);
         let most = rows as i64 - 1;
-        // Buckets are of keys behind queries.
+        // Buckets are by how far keys are behind queries.
         let buckets: Vec<usize> =
             (-most..=most).map(|behind| spec.bucket(-behind) as usize).collect();
         self.values.clear();
@@ -41,23 +41,23 @@ impl DistanceTable {
         2 * self.rows - 1 + BEYOND
     }
 
-    /// Those of a head, for queries from row `row` of their text on.
-    pub(super) fn of(&self, head: usize, row: usize) -> Distances<'_> {
+    /// The biases of a head, for queries from row `row` of their sequence on.
+    pub(super) fn of(&self, head: usize, row: usize) -> HeadBias<'_> {
         let values = &self.values[head * self.stride()..][..self.stride()];
-        Distances { values, zero: row + self.rows - 1 }
+        HeadBias { values, zero: row + self.rows - 1 }
     }
 }
 
-/// What is added to the scores of the queries of one head.
+/// The relative position bias of the queries of one head.
 #[derive(Clone, Copy)]
-pub(super) struct Distances<'a> {
+pub(super) struct HeadBias<'a> {
     values: &'a [f32],
-    /// Where that of the first query and the first key stands.
+    /// The index of the bias of the first query and the first key.
     zero: usize,
 }
 
-impl<'a> Distances<'a> {
-    /// For the query rows from `row` on and one key.
+impl<'a> HeadBias<'a> {
+    /// The biases of the query rows from `row` on with one key.
     #[inline(always)]
     pub(super) fn from(&self, row: usize, key: usize) -> &'a [f32] {
         &self.values[self.zero + row - key..]

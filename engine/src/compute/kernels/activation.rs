@@ -1,4 +1,4 @@
-//! Activations, at every lane of a vector.
+//! Activation functions, at every lane of a vector.
 // Hot path: no locks, no logging, no allocation.
 
 #[cfg(test)]
@@ -13,9 +13,9 @@ use rten_simd::{
 use rten_simd::{Simd, SimdOp};
 use rten_vecmath::Tanh;
 
-/// What an element goes through after a product.
+/// The function that an element goes through after a product.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Curve {
+pub(crate) enum ActivationFn {
     Gelu,
     GeluTanh,
     Silu,
@@ -31,12 +31,12 @@ pub(crate) enum Curve {
     Laplace,
     Sigmoid,
     Linear,
-    /// c tanh(x / c).
+    /// The cap c tanh(x / c).
     Cap(f32),
 }
 
-impl Curve {
-    /// The curve at each lane of `x`, for loops that hold their values in registers.
+impl ActivationFn {
+    /// The function at each lane of `x`, for loops that hold their values in registers.
     #[inline(always)]
     pub(crate) fn eval<I: Isa>(self, isa: I, x: I::F32) -> I::F32 {
         match self {
@@ -59,10 +59,10 @@ impl Curve {
         }
     }
 
-    /// The curve at each value of `row`, in place.
+    /// The function at each value of `row`, in place.
     #[cfg(test)]
     pub(crate) fn apply(self, row: &mut [f32]) {
-        // One loop for each curve: none asks again for every vector which it is.
+        // One loop for each function: none asks again for every vector which it is.
         match self {
             Self::Gelu => run(Map(Gelu, row)),
             Self::GeluTanh => run(Map(GeluTanh, row)),
@@ -84,14 +84,14 @@ impl Curve {
     }
 }
 
-/// `most` tanh(`x` / `most`).
+/// The cap `most` tanh(`x` / `most`).
 #[inline(always)]
 pub(crate) fn cap<I: Isa>(isa: I, x: I::F32, most: f32) -> I::F32 {
     let ops = isa.f32();
     ops.mul(Tanh {}.eval(isa, ops.mul(x, ops.splat(1.0 / most))), ops.splat(most))
 }
 
-/// The same as a curve of its own.
+/// The cap as a function object, for tests.
 #[cfg(test)]
 struct Cap(f32);
 
@@ -103,7 +103,7 @@ impl SimdUnaryOp<f32> for Cap {
     }
 }
 
-/// x / (1 + 2^falling): `x` times a logistic function.
+/// The quotient x / (1 + 2^falling): `x` times a logistic function.
 #[inline(always)]
 fn times_logistic<I: Isa>(isa: I, x: I::F32, falling: I::F32) -> I::F32 {
     let ops = isa.f32();
@@ -114,8 +114,8 @@ fn times_logistic<I: Isa>(isa: I, x: I::F32, falling: I::F32) -> I::F32 {
 /// log(Phi(x) / Phi(-x)), which is x times a smooth function of x * x.
 struct Gelu;
 
-/// log2(Phi(-x) / Phi(x)) / x as a polynomial in x * x for |x| <= 5, fitted to the least largest
-/// error of the curve (2.3e-8).
+/// The polynomial in x * x that is log2(Phi(-x) / Phi(x)) / x for |x| <= 5, fitted to the least largest
+/// error of the GELU (2.3e-8).
 const GELU: [f32; 7] = [
     -2.302_210_4,
     -0.104_832_18,
@@ -125,7 +125,8 @@ const GELU: [f32; 7] = [
     3.916_360_4e-7,
     -5.328_362_7e-9,
 ];
-/// From here on the factor of x stays: the curve is less than 2e-6 from x or 0, and goes there.
+/// The x * x from which on the factor of x stays: the GELU is less than 2e-6 from x or 0, and goes
+/// there.
 const GELU_END: f32 = 25.0;
 
 impl SimdUnaryOp<f32> for Gelu {
@@ -135,7 +136,7 @@ impl SimdUnaryOp<f32> for Gelu {
     }
 }
 
-/// log2(Phi(-x) / Phi(x)) / x.
+/// The factor log2(Phi(-x) / Phi(x)) / x, by its polynomial.
 #[inline(always)]
 fn gelu_slope<I: Isa>(isa: I, x: I::F32) -> I::F32 {
     let ops = isa.f32();
@@ -183,13 +184,13 @@ impl SimdUnaryOp<f32> for Relu {
     }
 }
 
-/// 1 / (1 + 2^falling).
+/// The logistic function 1 / (1 + 2^falling).
 #[inline(always)]
 fn logistic<I: Isa>(isa: I, falling: I::F32) -> I::F32 {
     times_logistic(isa, isa.f32().one(), falling)
 }
 
-/// x times the logistic function of 1.702 x.
+/// Quick GELU: x times the logistic function of 1.702 x.
 struct QuickGelu;
 
 impl SimdUnaryOp<f32> for QuickGelu {
@@ -249,7 +250,7 @@ impl SimdUnaryOp<f32> for HardSwish {
     }
 }
 
-/// x * tanh(ln(1 + e)), where e = e^x: the tangent is n / (n + 2) of n = e * (e + 2), and 1 from 20 on.
+/// Mish: x * tanh(ln(1 + e)), where e = e^x: the tangent is n / (n + 2) of n = e * (e + 2), and 1 from 20 on.
 struct Mish;
 
 impl SimdUnaryOp<f32> for Mish {
@@ -263,7 +264,8 @@ impl SimdUnaryOp<f32> for Mish {
     }
 }
 
-/// The normal distribution function about its mean, as [`Gelu`] has it.
+/// The distribution function of a normal distribution with a mean and deviation of its own, by the
+/// polynomial of [`Gelu`].
 struct Laplace;
 
 impl SimdUnaryOp<f32> for Laplace {
@@ -320,29 +322,30 @@ impl<F: SimdUnaryOp<f32>> SimdOp for Map<'_, F> {
 mod tests {
     use super::*;
 
-    const ALL: [Curve; 15] = [
-        Curve::Gelu,
-        Curve::GeluTanh,
-        Curve::Silu,
-        Curve::Relu,
-        Curve::Tanh,
-        Curve::QuickGelu,
-        Curve::ClippedGelu,
-        Curve::SquaredRelu,
-        Curve::Relu6,
-        Curve::LeakyRelu,
-        Curve::HardSwish,
-        Curve::Mish,
-        Curve::Laplace,
-        Curve::Sigmoid,
-        Curve::Linear,
+    const ALL: [ActivationFn; 15] = [
+        ActivationFn::Gelu,
+        ActivationFn::GeluTanh,
+        ActivationFn::Silu,
+        ActivationFn::Relu,
+        ActivationFn::Tanh,
+        ActivationFn::QuickGelu,
+        ActivationFn::ClippedGelu,
+        ActivationFn::SquaredRelu,
+        ActivationFn::Relu6,
+        ActivationFn::LeakyRelu,
+        ActivationFn::HardSwish,
+        ActivationFn::Mish,
+        ActivationFn::Laplace,
+        ActivationFn::Sigmoid,
+        ActivationFn::Linear,
     ];
 
     fn points() -> Vec<f32> {
         (-12_000..=12_000).map(|i| i as f32 * 1e-3).collect()
     }
 
-    /// erf by its series, or by the continued fraction of erfc where that converges faster.
+    /// The error function, by its series, or by the continued fraction of erfc where that converges
+    /// faster.
     fn erf(x: f64) -> f64 {
         if x.abs() < 2.5 {
             let mut term = x;
@@ -359,7 +362,7 @@ mod tests {
         (1.0 - erfc).copysign(x)
     }
 
-    fn worst(curve: Curve, reference: impl Fn(f64) -> f64) -> f64 {
+    fn worst(curve: ActivationFn, reference: impl Fn(f64) -> f64) -> f64 {
         let mut got = points();
         curve.apply(&mut got);
         let error = |(x, y): (&f32, &f32)| {
@@ -379,21 +382,30 @@ mod tests {
         let root = (2.0 / std::f64::consts::PI).sqrt();
         let tanh_gelu = |x: f64| 0.5 * x * (1.0 + (root * (x + 0.044715 * x * x * x)).tanh());
         for (curve, error) in [
-            (Curve::Gelu, worst(Curve::Gelu, gelu)),
-            (Curve::GeluTanh, worst(Curve::GeluTanh, tanh_gelu)),
-            (Curve::Silu, worst(Curve::Silu, |x| x / (1.0 + (-x).exp()))),
-            (Curve::Relu, worst(Curve::Relu, |x| x.max(0.0))),
-            (Curve::Tanh, worst(Curve::Tanh, f64::tanh)),
-            (Curve::QuickGelu, worst(Curve::QuickGelu, |x| x / (1.0 + (-1.702 * x).exp()))),
-            (Curve::ClippedGelu, worst(Curve::ClippedGelu, |x| gelu(x).min(10.0))),
-            (Curve::SquaredRelu, worst(Curve::SquaredRelu, |x| x.max(0.0).powi(2)) / 12.0),
-            (Curve::Relu6, worst(Curve::Relu6, |x| x.clamp(0.0, 6.0))),
-            (Curve::LeakyRelu, worst(Curve::LeakyRelu, |x| x.max(0.01 * x))),
-            (Curve::HardSwish, worst(Curve::HardSwish, |x| x * (x + 3.0).clamp(0.0, 6.0) / 6.0)),
-            (Curve::Mish, worst(Curve::Mish, |x| x * x.exp().ln_1p().tanh())),
-            (Curve::Laplace, worst(Curve::Laplace, laplace)),
-            (Curve::Sigmoid, worst(Curve::Sigmoid, |x| 1.0 / (1.0 + (-x).exp()))),
-            (Curve::Linear, worst(Curve::Linear, |x| x)),
+            (ActivationFn::Gelu, worst(ActivationFn::Gelu, gelu)),
+            (ActivationFn::GeluTanh, worst(ActivationFn::GeluTanh, tanh_gelu)),
+            (ActivationFn::Silu, worst(ActivationFn::Silu, |x| x / (1.0 + (-x).exp()))),
+            (ActivationFn::Relu, worst(ActivationFn::Relu, |x| x.max(0.0))),
+            (ActivationFn::Tanh, worst(ActivationFn::Tanh, f64::tanh)),
+            (
+                ActivationFn::QuickGelu,
+                worst(ActivationFn::QuickGelu, |x| x / (1.0 + (-1.702 * x).exp())),
+            ),
+            (ActivationFn::ClippedGelu, worst(ActivationFn::ClippedGelu, |x| gelu(x).min(10.0))),
+            (
+                ActivationFn::SquaredRelu,
+                worst(ActivationFn::SquaredRelu, |x| x.max(0.0).powi(2)) / 12.0,
+            ),
+            (ActivationFn::Relu6, worst(ActivationFn::Relu6, |x| x.clamp(0.0, 6.0))),
+            (ActivationFn::LeakyRelu, worst(ActivationFn::LeakyRelu, |x| x.max(0.01 * x))),
+            (
+                ActivationFn::HardSwish,
+                worst(ActivationFn::HardSwish, |x| x * (x + 3.0).clamp(0.0, 6.0) / 6.0),
+            ),
+            (ActivationFn::Mish, worst(ActivationFn::Mish, |x| x * x.exp().ln_1p().tanh())),
+            (ActivationFn::Laplace, worst(ActivationFn::Laplace, laplace)),
+            (ActivationFn::Sigmoid, worst(ActivationFn::Sigmoid, |x| 1.0 / (1.0 + (-x).exp()))),
+            (ActivationFn::Linear, worst(ActivationFn::Linear, |x| x)),
         ] {
             assert!(error <= 2e-7, "{curve:?}: {error:e}");
         }
@@ -401,7 +413,7 @@ mod tests {
 
     #[test]
     fn curves_in_registers_are_those_of_rows() {
-        struct Each<'a>(Curve, &'a mut [f32]);
+        struct Each<'a>(ActivationFn, &'a mut [f32]);
         impl SimdOp for Each<'_> {
             type Output = ();
             #[inline(always)]
@@ -423,7 +435,9 @@ mod tests {
 
     #[test]
     fn curves_keep_what_is_not_a_number_and_end_flat() {
-        for curve in [Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Relu] {
+        for curve in
+            [ActivationFn::Gelu, ActivationFn::GeluTanh, ActivationFn::Silu, ActivationFn::Relu]
+        {
             let mut row = [f32::NAN, 1e30, -1e30, -0.0];
             curve.apply(&mut row);
             assert!(row[0].is_nan(), "{curve:?}");

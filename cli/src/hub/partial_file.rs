@@ -1,4 +1,4 @@
-//! A file that has come in part: its bytes on disk, and the digest of them as they come.
+//! Partial downloads: a file's bytes on disk, and their digest as they come.
 
 use super::{answer::Digest, error::HubError, repository::About};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
@@ -9,11 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is read or written at once.
+/// Bytes that are read or written at once.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
 
-/// A file of which not all has come, or not been looked at yet.
-pub(super) struct Part {
+/// A partial download of a file; or a whole one, until its digest was checked.
+pub(super) struct PartialFile {
     path: PathBuf,
     file: File,
     length: u64,
@@ -22,14 +22,15 @@ pub(super) struct Part {
     check: Check,
 }
 
-/// The digests of what has come that the file's version may be; none where it is no digest.
+/// The running digests of what has come, one of which the file's version should be; none where the version is no
+/// digest.
 struct Check {
     running: Vec<Context>,
     want: Vec<u8>,
 }
 
-impl Part {
-    /// What has come of a file, or an empty one. Reads what is there for its digest.
+impl PartialFile {
+    /// Opens what has come of a file, or an empty file. Reads what is there for its digest.
     pub(super) fn open(path: PathBuf, about: &About) -> Result<Self, HubError> {
         let disk = |source| HubError::Disk { path: path.clone(), source };
         // A link would lead out of the directory.
@@ -61,14 +62,14 @@ impl Part {
         self.length
     }
 
-    /// Whether all have.
+    /// Whether all bytes have come.
     pub(super) fn is_whole(&self) -> bool {
         self.length == self.size
     }
 
-    /// Takes what comes next. Nothing is taken of what goes beyond the end of the file.
+    /// Appends the bytes that come next, unless they go beyond the end of the file.
     ///
-    /// Returns whether it was taken.
+    /// Returns whether they were appended.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<bool, HubError> {
         if bytes.len() as u64 > self.size - self.length {
             return Ok(false);
@@ -147,7 +148,7 @@ impl Check {
     }
 }
 
-/// Digits for a version that may stand in the name of a file, whatever the version is.
+/// Hexadecimal digits that stand for a version in the name of a file, whatever the version is.
 pub(super) fn tag(version: &str) -> String {
     let mut tag = String::new();
     for byte in &digest(&SHA256, version.as_bytes()).as_ref()[..8] {
@@ -177,10 +178,10 @@ mod tests {
         for version in DIGESTS {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("x.part");
-            let mut part = Part::open(path.clone(), &about(version, 3)).expect("a part");
+            let mut part = PartialFile::open(path.clone(), &about(version, 3)).expect("a part");
             assert!(part.append(b"a").expect("room") && !part.is_whole());
             drop(part);
-            let mut part = Part::open(path, &about(version, 3)).expect("a part");
+            let mut part = PartialFile::open(path, &about(version, 3)).expect("a part");
             assert_eq!(part.length(), 1);
             assert!(part.append(b"bc").expect("room"));
             assert!(part.is_whole() && part.is_right());
@@ -196,7 +197,7 @@ mod tests {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("x.part");
             fs::write(&path, "xbcd").expect("a file");
-            let mut part = Part::open(path.clone(), &about(version, 3)).expect("a part");
+            let mut part = PartialFile::open(path.clone(), &about(version, 3)).expect("a part");
             assert_eq!(part.length(), 0);
             assert!(part.append(b"xbc").expect("room") && !part.is_right());
             part.clear().expect("an empty one");
@@ -210,7 +211,7 @@ mod tests {
         let (path, other) = (dir.path().join("x.part"), dir.path().join("other"));
         fs::write(&other, "mine").expect("a file");
         std::os::unix::fs::symlink(&other, &path).expect("a link");
-        let mut part = Part::open(path, &about("v", 3)).expect("a part");
+        let mut part = PartialFile::open(path, &about("v", 3)).expect("a part");
         assert!(part.append(b"abc").expect("room"));
         assert_eq!(fs::read(other).expect("a file"), b"mine");
     }

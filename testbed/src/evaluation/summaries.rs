@@ -1,4 +1,5 @@
-//! What has pages of its own: overlap, links, weights from disk, text. Here are their main figures.
+//! Sections that have pages of their own: overlap, links, weights from disk, generation. Here are their main
+//! figures.
 
 use super::{
     Records, Shown,
@@ -7,23 +8,24 @@ use super::{
 use crate::report::{Table, figure};
 use galaxy_common::Spread;
 
-/// The records that it is made from.
+/// The names of the records that these sections show, one for each.
 pub(super) const OVERLAP: &str = "overlap";
 pub(super) const TRANSPORT: &str = "transport";
 pub(super) const MEMORY: &str = "memory";
 pub(super) const DECODE: &str = "decode";
-/// The share of communication that is behind compute.
+/// The name of the value that is the share of communication behind compute.
 const HIDDEN: &str = "hidden";
-/// How long a request takes, weights on disk.
+/// The name of the value that is the time of a request with its weights on disk, in ms.
 const RUN: &str = "run_ms";
-/// Loaders of PIPELOAD, by how much it is faster than PipeSwitch with them, and its share of that one's memory.
+/// Numbers of PIPELOAD's loaders, each with its speedup over PipeSwitch and its share of PipeSwitch's memory.
 type Loaders = [(u32, f64, f64); 3];
-/// As the paper found them (Hermes, Tables II and III).
+/// The figures that the paper reports (Hermes, Tables II and III), by model.
 const HERMES: [(&str, Loaders); 2] = [
     ("bert-large", [(2, 1.93, 0.271), (4, 3.22, 0.392), (6, 4.24, 0.551)]),
     ("vit-large", [(2, 1.73, 0.097), (4, 2.77, 0.176), (6, 3.64, 0.254)]),
 ];
-/// Delay over preloading, and memory less, of the mean of five models (Demand Layering, \u{a7}IX).
+/// The paper's delay over preloading, and memory saved, as the mean of five models (Demand Layering,
+/// \u{a7}IX).
 const LAYERING: &str = "the paper: near zero with 88.4% less";
 
 pub(super) fn overlap(records: &Records) -> Shown {
@@ -96,7 +98,7 @@ pub(super) fn memory(records: &Records) -> Shown {
     Shown { lines, ..Shown::default() }
 }
 
-/// More loaders on a disk that gives as little to each, over PipeSwitch.
+/// Compares more loaders with PipeSwitch, on a disk that gives the same limited rate to each loader.
 fn loaders(cells: Cells<'_>, model: &str, paper: Loaders) -> Option<String> {
     let named = |policy: &str| cells.named(&format!("each-loader/{model}/{policy}"));
     let base = named("pipeswitch");
@@ -121,7 +123,8 @@ fn loaders(cells: Cells<'_>, model: &str, paper: Loaders) -> Option<String> {
     (!parts.is_empty()).then(say)
 }
 
-/// Where computing takes longer than reading, or what comes nearest to it: over all weights in memory.
+/// Compares `auto` with all weights in memory, where computing takes longer than reading, or where it comes
+/// nearest to that.
 fn layering(cells: Cells<'_>, model: &str) -> Option<String> {
     ["long-text", "disk"].into_iter().find_map(|disk| {
         let named = |policy: &str| cells.named(&format!("{disk}/{model}/{policy}"));
@@ -179,7 +182,7 @@ mod tests {
     use crate::{
         evaluation::{
             cells::LATENCY,
-            made::{of, record},
+            fixtures::{of, record},
         },
         record::{Record, Verdict},
     };

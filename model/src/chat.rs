@@ -1,6 +1,6 @@
 //! What a model directory has for chats: its templates, and the special tokens that stand in them.
 
-use crate::{error::ModelError, store::read_bounded};
+use crate::{error::ModelError, small_file::read_bounded};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::{

@@ -4,18 +4,25 @@ use crate::{
     blocks::round,
     config::{self, Fields},
     error::ModelError,
-    family::{self, Described, Family},
-    fields::{self, Warning},
+    family::{self, Described, Family, full},
+    fields,
     formats::Formats,
+    generation::Generation,
     gguf::{self, CheckpointView},
     heads,
     manifest::Manifest,
-    matrix::{MatrixSource, Storage, interleaved_rows, widen},
-    quantise::{Quantisation, named_fingerprint, of_fingerprint},
-    recognise, sentence,
+    matrix::{MatrixSource, Storage, interleaved_rows},
+    proof::Proof,
+    quantisation::{Quantisation, named_fingerprint, of_fingerprint},
+    recognise,
+    sentence::{self, SentenceConfig},
+    small_file::{MAX_JSON_BYTES, read_bounded},
     spec::*,
-    store::{Arrivals, Listed, MAX_JSON_BYTES, Store, read_bounded},
+    store::{Arrivals, Listed, Store},
     tensor::{Matrix, Table, Vector},
+    unknown_fields,
+    warning::Warning,
+    widen::widen,
 };
 use galaxy_common::{Activations, WeightFormat};
 use std::{
@@ -44,6 +51,8 @@ pub struct ModelDir {
     /// To how many bits matrices are rounded as they are read, if they are.
     quantisation: Option<Quantisation>,
     store: Store,
+    /// The proof that reads are compared by, if they are.
+    proof: OnceLock<Arc<Proof>>,
     /// Keeps the small files that were written for a GGUF file, at `path`, until the model is dropped.
     view: Option<CheckpointView>,
     warnings: Vec<Warning>,
@@ -111,11 +120,11 @@ impl ModelDir {
             model.warnings.push(Warning { path: config_path, text });
         }
         root.clone_into(&mut model.root);
-        model.warnings.extend(fields::look_over(path));
+        model.warnings.extend(unknown_fields::look_over(path));
         model.warnings.extend(sentence::look_over(root));
         model.warnings.extend(recognise::beside(path));
         if model.spec.causal && matches!(model.spec.head, HeadSpec::Language { .. }) {
-            model.warnings.extend(model.generation_warnings());
+            model.warnings.extend(model.generation().ok().and_then(Generation::warning));
         }
         let mut model = model.checked()?;
         model.warnings.extend(model.unused()?);
@@ -148,7 +157,7 @@ impl ModelDir {
         }
         (model.path, model.root) = (view.path().to_owned(), view.path().to_owned());
         model.view = Some(view);
-        model.warnings.extend(model.generation_warnings());
+        model.warnings.extend(model.generation().ok().and_then(Generation::warning));
         Ok(model)
     }
 
@@ -224,6 +233,7 @@ impl ModelDir {
             formats: Formats::default(),
             quantisation: None,
             store,
+            proof: OnceLock::new(),
             view: None,
             warnings,
             tables,
@@ -315,6 +325,34 @@ impl ModelDir {
     /// Warnings about what the files say and this build ignores or reads otherwise.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
+    }
+    /// Compares everything that is read from now on with the manifest: reads of what differs fail with
+    /// [`ModelError::Piece`].
+    pub fn prove(&self, proof: Arc<Proof>) {
+        let admitting = Arc::clone(&proof);
+        let admit = move |store: &Store, shard, bytes| admitting.admit(store, shard, bytes);
+        // A second proof would compare with the same manifest.
+        if self.store.admit_by(Box::new(admit)) {
+            drop(self.proof.set(proof));
+        }
+    }
+    /// The proof that reads are compared by, if there is one.
+    pub fn proof(&self) -> Option<&Arc<Proof>> {
+        self.proof.get()
+    }
+    /// Reads the settings of generation in the model's files.
+    ///
+    /// # Errors
+    /// When a file is there and cannot be read, or has a value out of range.
+    pub fn generation(&self) -> Result<Generation, ModelError> {
+        Generation::read(&self.path)
+    }
+    /// Reads `modules.json` and the files that it names, with their weights.
+    ///
+    /// # Errors
+    /// When a file is damaged, or asks for something that this build does not support.
+    pub fn sentence(&self) -> Result<SentenceConfig, ModelError> {
+        sentence::read(&self.root, Some(self.spec.hidden))
     }
     /// The format of each matrix, and the activations that devices compute with.
     pub fn formats(&self) -> &Formats {
@@ -608,19 +646,6 @@ impl ModelDir {
     fn full(&self, pattern: &str, layer: u32, ending: &str) -> String {
         full(self.prefix, pattern, layer, ending)
     }
-}
-
-/// A tensor's full name: the prefix, the pattern with the layer's number, and the ending.
-pub(crate) fn full(prefix: &str, pattern: &str, layer: u32, ending: &str) -> String {
-    let (prefix, pattern) = match pattern.strip_prefix('/') {
-        Some(rest) => ("", rest),
-        None => (prefix, pattern),
-    };
-    let (pattern, ending) = match pattern.strip_suffix('!') {
-        Some(bare) => (bare, ""),
-        None => (pattern, ending),
-    };
-    format!("{prefix}{}{ending}", pattern.replace("{}", &layer.to_string()))
 }
 
 impl std::fmt::Debug for ModelDir {

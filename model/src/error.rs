@@ -1,6 +1,6 @@
 //! The errors of model directories, and of questions about them.
 
-use crate::{quantise::Quantisation, store::OF_GGUF};
+use crate::{dtype::known, quantisation::Quantisation};
 use galaxy_common::WeightFormat;
 use std::{io, path::PathBuf};
 
@@ -302,15 +302,6 @@ pub enum ModelError {
         /// How many special tokens are always added.
         special: usize,
     },
-}
-
-/// The names of the formats that can be read from files of the same kind: only GGUF files have
-/// blocks.
-fn known(dtype: &str) -> String {
-    let read = |format: &WeightFormat| dtype.starts_with(OF_GGUF) || format.block().is_none();
-    let names =
-        WeightFormat::ALL.into_iter().filter(read).map(|format| format.name().to_uppercase());
-    names.collect::<Vec<_>>().join(", ")
 }
 
 impl ModelError {

@@ -15,9 +15,10 @@ mod tests;
 use crate::{
     config::{Fields, short},
     error::ModelError,
-    fields::{Warning, check},
+    fields::check,
     matrix::Storage,
     spec::ModelSpec,
+    warning::Warning,
 };
 use table::FAMILIES;
 
@@ -132,4 +133,17 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
     let headless = with_head.map(|name| format!("the head of {name} is not carried out"));
     let spec = ModelSpec { family: family.model_type.to_owned(), headless, ..spec };
     Ok(Described { family, spec, warnings })
+}
+
+/// A tensor's full name: the prefix, the pattern with the layer's number, and the ending.
+pub(crate) fn full(prefix: &str, pattern: &str, layer: u32, ending: &str) -> String {
+    let (prefix, pattern) = match pattern.strip_prefix('/') {
+        Some(rest) => ("", rest),
+        None => (prefix, pattern),
+    };
+    let (pattern, ending) = match pattern.strip_suffix('!') {
+        Some(bare) => (bare, ""),
+        None => (pattern, ending),
+    };
+    format!("{prefix}{}{ending}", pattern.replace("{}", &layer.to_string()))
 }

@@ -7,15 +7,10 @@
 use crate::{
     config::{Fields, short},
     error::ModelError,
-    generation,
-    store::{MAX_JSON_BYTES, read_bounded},
-    tokenizer_fields,
+    warning::Warning,
 };
 use serde_json::Value;
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 /// How a field is treated.
 #[derive(Clone, Copy, Debug)]
@@ -35,30 +30,6 @@ pub(crate) enum Treatment {
 
 /// The fields that a file may have, by name.
 pub(crate) type Table = &'static [(&'static str, Treatment)];
-
-/// Something in a model's files that may not do here what its author meant.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Warning {
-    /// The file that it was found in.
-    pub path: PathBuf,
-    /// What was found, and what it does or does not do here.
-    pub text: String,
-}
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path.display(), self.text)
-    }
-}
-
-/// Files besides `config.json`, and the tables of their fields.
-const FILES: &[(&str, &[Table])] = &[
-    ("generation_config.json", &[generation::FIELDS]),
-    ("tokenizer_config.json", &[tokenizer_fields::CONFIG, tokenizer_fields::SPECIAL]),
-    ("special_tokens_map.json", &[tokenizer_fields::SPECIAL]),
-    #[cfg(feature = "image")]
-    ("preprocessor_config.json", &[crate::image::FIELDS]),
-];
 
 /// The most names that a single warning lists.
 const MAX_NAMES: usize = 20;
@@ -123,25 +94,8 @@ impl FieldFindings {
     }
 }
 
-/// Names the unknown fields in the files of a directory besides `config.json`.
-///
-/// Values are left to the code that reads each file; so are damaged files.
-pub(crate) fn look_over(directory: &Path) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    for (name, tables) in FILES {
-        let path = directory.join(name);
-        let Ok(bytes) = read_bounded(&path, MAX_JSON_BYTES) else { continue };
-        let Ok(value) = serde_json::from_slice::<Value>(&bytes) else { continue };
-        let Ok(fields) = Fields::new(&path, &value) else { continue };
-        let known = |name: &str| tables.iter().any(|t| t.iter().any(|known| known.0 == name));
-        let names = fields.entries().map(|e| e.0).filter(|name| !known(name));
-        let unknown: Vec<_> = names.map(ToOwned::to_owned).collect();
-        warnings.extend(unknown_fields(&path, &unknown));
-    }
-    warnings
-}
-
-fn unknown_fields(path: &Path, names: &[String]) -> Option<Warning> {
+/// A warning that names the fields that no table knows; `None` where there are none.
+pub(crate) fn unknown_fields(path: &Path, names: &[String]) -> Option<Warning> {
     let (what, are) = match names {
         [] => return None,
         [_] => ("field", "is"),

@@ -7,10 +7,10 @@ pub use ending::Ending;
 
 use crate::{
     config::{Fields, short},
-    directory::ModelDir,
     error::ModelError,
-    fields::{Table, Treatment, Warning, accepted},
-    store::{MAX_JSON_BYTES, read_bounded},
+    fields::{Table, Treatment, accepted},
+    small_file::{MAX_JSON_BYTES, read_bounded},
+    warning::Warning,
 };
 use galaxy_common::{
     GenerateOptions, SamplingParams,
@@ -195,16 +195,11 @@ impl Generation {
         let sampling = asked.sampling.or(&defaults);
         Ok(GenerateOptions { sampling, max_tokens, stop, ..asked })
     }
-}
 
-impl ModelDir {
-    /// Reads the settings of generation in the model's files.
-    ///
-    /// # Errors
-    /// When a file is there and cannot be read, or has a value out of range.
-    pub fn generation(&self) -> Result<Generation, ModelError> {
+    /// Reads the settings in the files of a model.
+    pub(crate) fn read(directory: &Path) -> Result<Self, ModelError> {
         let read = |name: &str| {
-            let path = self.path().join(name);
+            let path = directory.join(name);
             match path.is_file() {
                 true => read_bounded(&path, MAX_JSON_BYTES).map(|text| Some((path, text))),
                 false => Ok(None),
@@ -219,18 +214,20 @@ impl ModelDir {
                 }
                 Ok(generation)
             }
-            None => config.map_or(Ok(Generation::default()), |(path, text)| settings(&path, &text)),
+            None => config.map_or(Ok(Self::default()), |(path, text)| settings(&path, &text)),
         }
     }
 
     /// A warning about the settings that are not supported: requests that rely on the file are refused because of them.
-    pub(crate) fn generation_warnings(&self) -> Option<Warning> {
-        let generation = self.generation().ok().filter(|g| !g.not_done.is_empty())?;
-        let what = generation.not_done.join(", ");
+    pub(crate) fn warning(self) -> Option<Warning> {
+        if self.not_done.is_empty() {
+            return None;
+        }
+        let what = self.not_done.join(", ");
         let text = format!(
             "{what}; text is generated without these settings only: --generation-config none"
         );
-        Some(Warning { path: generation.path, text })
+        Some(Warning { path: self.path, text })
     }
 }
 
@@ -347,6 +344,7 @@ fn json(path: &Path, text: &[u8]) -> Result<Value, ModelError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ModelDir;
     use galaxy_common::Fallback;
 
     /// A request that leaves all settings open.

@@ -15,7 +15,7 @@ pub(crate) use view::CheckpointView;
 
 use crate::{
     error::{HeaderProblem, ModelError},
-    matrix::widen,
+    widen::widen,
 };
 use galaxy_common::WeightFormat;
 use std::{

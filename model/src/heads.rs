@@ -2,9 +2,8 @@
 //! stored in the place of the embedding table.
 
 use crate::{
-    directory::full,
     error::ModelError,
-    family::Family,
+    family::{Family, full},
     spec::{HeadSpec, ModelSpec},
     store::Store,
 };

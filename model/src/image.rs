@@ -13,8 +13,8 @@ use crate::{
         check,
     },
     recognise,
+    small_file::{MAX_JSON_BYTES, read_bounded},
     spec::Patches,
-    store::{MAX_JSON_BYTES, read_bounded},
 };
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits, RgbImage};
 use std::{io::Cursor, path::Path};

@@ -4,10 +4,7 @@
 //! of the manifest itself names the content: equal digests, equal bytes.
 
 use crate::{
-    ModelDir,
-    error::ModelError,
-    pieces::Pieces,
-    store::{Listed, MAX_JSON_BYTES},
+    ModelDir, error::ModelError, pieces::Pieces, small_file::MAX_JSON_BYTES, store::Listed,
 };
 use serde::{Deserialize, Serialize};
 use std::{fmt, ops::ControlFlow, path::Path, str::FromStr};

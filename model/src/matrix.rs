@@ -7,6 +7,7 @@ use crate::{
     blocks::{self, decode},
     error::ModelError,
     store::Store,
+    widen::each_value,
 };
 use galaxy_common::{WeightBlock, WeightFormat};
 use half::{bf16, f16};
@@ -21,37 +22,6 @@ const SEGMENT_BYTES: u64 = BUFFER_BYTES / BLOCK as u64;
 const GAP_BYTES: u64 = 16 << 10;
 /// Stored rows that are transposed together: 16 f32 are one cache line.
 const BLOCK: usize = 16;
-
-/// Evaluates `$body` with `$widen` as the function that converts the bytes of one value of a format to f32, or
-/// `$blocks` for formats whose values are in blocks.
-macro_rules! each_value {
-    ($format:expr, $widen:ident => $body:expr, $blocks:expr) => {
-        match $format {
-            WeightFormat::F32 => {
-                let $widen = f32::from_le_bytes;
-                $body
-            }
-            WeightFormat::F16 => {
-                let $widen = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
-                $body
-            }
-            WeightFormat::Bf16 => {
-                let $widen = |bytes: [u8; 2]| bf16::from_le_bytes(bytes).to_f32();
-                $body
-            }
-            _ => $blocks,
-        }
-    };
-}
-
-/// Converts the values of a format to f32.
-pub(crate) fn widen(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
-    each_value!(format, widen => {
-        for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-            *value = widen(*bytes);
-        }
-    }, decode(format, bytes, out));
-}
 
 /// How a checkpoint stores a matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

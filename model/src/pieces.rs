@@ -295,20 +295,6 @@ impl ModelDir {
         };
         tables(self.spec()).map(of).collect()
     }
-
-    /// Reads a piece from the model's files into `out`, which then has exactly its bytes.
-    ///
-    /// # Errors
-    /// When there is no such piece, the files cannot be read, or the piece differs from the manifest that the model is
-    /// compared with.
-    pub fn read_piece(
-        &self,
-        pieces: &Pieces,
-        piece: u32,
-        out: &mut Vec<u8>,
-    ) -> Result<(), ModelError> {
-        self.store().read_piece(pieces, piece, out)
-    }
 }
 
 impl Store {

@@ -16,10 +16,7 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     os::unix::fs::MetadataExt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 /// The version of the stored form.
@@ -156,12 +153,7 @@ impl Proof {
     }
 
     /// Compares a piece with the manifest, unless it was found right before.
-    pub(crate) fn compare(
-        &self,
-        store: &Store,
-        piece: u32,
-        bytes: &[u8],
-    ) -> Result<(), ModelError> {
+    fn compare(&self, store: &Store, piece: u32, bytes: &[u8]) -> Result<(), ModelError> {
         if self.is_right(piece) {
             return Ok(());
         }
@@ -197,15 +189,22 @@ impl StoredProof {
 }
 
 impl ModelDir {
-    /// Compares everything that is read from now on with the manifest: reads of what differs fail with
-    /// [`ModelError::Piece`].
-    pub fn prove(&self, proof: Arc<Proof>) {
-        self.store().prove(proof);
-    }
-
-    /// The proof that reads are compared by, if there is one.
-    pub fn proof(&self) -> Option<&Arc<Proof>> {
-        self.store().proof()
+    /// Reads a piece from the model's files into `out`, which then has exactly its bytes.
+    ///
+    /// # Errors
+    /// When there is no such piece, the files cannot be read, or the piece differs from the manifest that the model is
+    /// compared with.
+    pub fn read_piece(
+        &self,
+        pieces: &Pieces,
+        piece: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        self.store().read_raw_piece(pieces, piece, out)?;
+        match self.proof() {
+            Some(proof) => proof.compare(self.store(), piece, out),
+            None => Ok(()),
+        }
     }
 
     /// Compares the tables of the model, whose rows are read request after request. `go_on` is asked before each piece
@@ -242,6 +241,7 @@ mod tests {
         ops::ControlFlow,
         os::unix::fs::FileExt,
         path::Path,
+        sync::Arc,
     };
 
     fn manifest(path: &Path) -> Manifest {

@@ -1,7 +1,7 @@
 //! Recognises what lies where a model or one of its files was expected: pointers, error pages, and the formats and
 //! layouts that are not read, each named for what it is.
 
-use crate::{error::ModelError, fields::Warning};
+use crate::{error::ModelError, warning::Warning};
 use serde_json::Value;
 use std::{
     fs::File,

@@ -9,7 +9,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::{directory::ModelDir, error::ModelError, fields::Warning};
+use crate::warning::Warning;
 pub use cross::CrossEncoder;
 use galaxy_common::Wanted;
 pub use layers::Activation;
@@ -124,16 +124,6 @@ impl SentenceConfig {
             to_unit_length(&mut values);
         }
         values
-    }
-}
-
-impl ModelDir {
-    /// Reads `modules.json` and the files that it names, with their weights.
-    ///
-    /// # Errors
-    /// When a file is damaged, or asks for something that this build does not support.
-    pub fn sentence(&self) -> Result<SentenceConfig, ModelError> {
-        read(self.root(), Some(self.spec().hidden))
     }
 }
 

@@ -2,11 +2,11 @@
 
 use crate::{
     config,
+    dtype::{OF_GGUF, bits, format, from_gguf, of_gguf},
     error::{HeaderProblem, ModelError},
     gguf::{Gguf, Kind, renamed},
-    pieces::Pieces,
-    proof::Proof,
     recognise,
+    small_file::read_bounded,
 };
 use galaxy_common::WeightFormat;
 use serde::{
@@ -17,7 +17,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
     fs::File,
-    io::Read,
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -26,8 +25,6 @@ use std::{
 
 /// The safetensors format's own limit for a header, in bytes.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The largest JSON file that is read. A config has labels at most; no real one is nearly as large.
-pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
 /// The most shards that are opened, each of which is an open file; far above any model that is real.
 pub(crate) const MAX_SHARDS: usize = 1024;
 
@@ -65,6 +62,9 @@ pub trait Arrivals: Send + Sync {
     fn wait(&self, bytes: Range<u64>) -> Result<(), String>;
 }
 
+/// Says whether these bytes of a shard may be read, or why not.
+pub(crate) type Admit = dyn Fn(&Store, usize, Range<u64>) -> Result<(), ModelError> + Send + Sync;
+
 /// All tensors of a model, and the files that hold them.
 pub(crate) struct Store {
     directory: PathBuf,
@@ -72,8 +72,8 @@ pub(crate) struct Store {
     tensors: HashMap<String, Tensor>,
     /// Waits for data, in a model that arrives in pieces. Its only shard is the data.
     arrivals: Option<Arc<dyn Arrivals>>,
-    /// Compares a complete model with its manifest, before anything is read.
-    proof: OnceLock<Arc<Proof>>,
+    /// Is asked about bytes before they are read, if a complete model is compared with its manifest.
+    admit: OnceLock<Box<Admit>>,
 }
 
 impl Store {
@@ -84,7 +84,7 @@ impl Store {
             shards: Vec::new(),
             tensors: HashMap::new(),
             arrivals: None,
-            proof: OnceLock::new(),
+            admit: OnceLock::new(),
         };
         if directory.join("model.safetensors").is_file() {
             store.add("model.safetensors")?;
@@ -130,7 +130,7 @@ impl Store {
             shards: Vec::new(),
             tensors: HashMap::new(),
             arrivals: None,
-            proof: OnceLock::new(),
+            admit: OnceLock::new(),
         };
         let architecture = parts.first().and_then(|(.., gguf)| gguf.architecture());
         let architecture = architecture.unwrap_or_default().to_owned();
@@ -215,8 +215,8 @@ impl Store {
             }
         }
         let directory = path.to_owned();
-        let (shards, proof) = (Vec::new(), OnceLock::new());
-        Ok(Self { directory, shards, tensors: known, arrivals: None, proof })
+        let (shards, admit) = (Vec::new(), OnceLock::new());
+        Ok(Self { directory, shards, tensors: known, arrivals: None, admit })
     }
 
     /// Gives an outline the file in which its data arrives.
@@ -342,12 +342,12 @@ impl Store {
         Ok((tensor, tensor.format.ok_or_else(unknown)?))
     }
 
-    /// Fills `out` from byte `at` of a shard. In a model that arrives it waits for these bytes; with a manifest at hand
-    /// it compares them first.
+    /// Fills `out` from byte `at` of a shard. In a model that arrives it waits for these bytes; with a
+    /// manifest at hand they are compared with it first.
     pub(crate) fn read_at(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
         let bytes = at..at.saturating_add(out.len() as u64);
-        if let Some(proof) = self.proof.get() {
-            proof.admit(self, shard, bytes)?;
+        if let Some(admit) = self.admit.get() {
+            admit(self, shard, bytes)?;
         } else if let Some(arrivals) = &self.arrivals {
             let path = || self.shards[shard].path.clone();
             arrivals.wait(bytes).map_err(|why| ModelError::Absent { path: path(), why })?;
@@ -355,33 +355,14 @@ impl Store {
         self.read_raw(shard, out, at)
     }
 
-    /// Compares everything that is read from now on with the manifest.
-    pub(crate) fn prove(&self, proof: Arc<Proof>) {
-        // A second proof would compare with the same manifest.
-        drop(self.proof.set(proof));
-    }
-
-    pub(crate) fn proof(&self) -> Option<&Arc<Proof>> {
-        self.proof.get()
+    /// Asks about everything that is read from now on; false if something else is asked already.
+    pub(crate) fn admit_by(&self, admit: Box<Admit>) -> bool {
+        self.admit.set(admit).is_ok()
     }
 
     /// The files that hold the tensors.
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.shards
-    }
-
-    /// Reads a piece, and compares it with the manifest if there is one.
-    pub(crate) fn read_piece(
-        &self,
-        pieces: &Pieces,
-        piece: u32,
-        out: &mut Vec<u8>,
-    ) -> Result<(), ModelError> {
-        self.read_raw_piece(pieces, piece, out)?;
-        match self.proof.get() {
-            Some(proof) => proof.compare(self, piece, out),
-            None => Ok(()),
-        }
     }
 
     /// Fills `out` from byte `at` of a shard, without waiting or comparing.
@@ -457,28 +438,6 @@ pub(crate) struct Listed {
     pub(crate) shape: Vec<u64>,
 }
 
-/// The prefix of the types of tensors from GGUF files, in messages and in manifests.
-pub(crate) const OF_GGUF: &str = "GGUF ";
-
-/// The type of a tensor from a GGUF file, with the number of heads whose rows are stored in pairs.
-fn of_gguf(dtype: &str, paired: u64) -> String {
-    match paired {
-        0 => format!("{OF_GGUF}{dtype}"),
-        heads => format!("{OF_GGUF}{dtype} in pairs of {heads}"),
-    }
-}
-
-/// Parses what `of_gguf` wrote; `None` for a tensor from other files, or of an unknown format.
-fn from_gguf(dtype: &str) -> Option<(WeightFormat, u64)> {
-    let text = dtype.strip_prefix(OF_GGUF)?;
-    let (name, paired) = match text.split_once(" in pairs of ") {
-        Some((name, heads)) => (name, heads.parse().ok()?),
-        None => (text, 0),
-    };
-    let known = |format: &WeightFormat| format.name().eq_ignore_ascii_case(name);
-    Some((WeightFormat::ALL.into_iter().find(known)?, paired))
-}
-
 /// Bytes of a sample: a block that every disk reads at once.
 const SAMPLE_BYTES: u64 = 4096;
 
@@ -492,26 +451,6 @@ fn samples(name: &str, bytes: u64) -> impl Iterator<Item = u64> {
     (blocks > 0).then_some(0).into_iter().chain(other)
 }
 
-/// Reads a small file as a whole, which has at most `limit` bytes.
-pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let metadata = std::fs::metadata(path).map_err(io)?;
-    if !metadata.is_file() {
-        let wanted = "regular file".to_owned();
-        return Err(ModelError::NotThere { path: path.to_owned(), wanted });
-    }
-    let mut bytes = Vec::new();
-    // One byte more than allowed, so that a file that grows meanwhile is noticed too.
-    let file = File::open(path).map_err(io)?;
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > limit {
-        let bytes = metadata.len().max(limit + 1);
-        return Err(ModelError::TooLarge { path: path.to_owned(), bytes, limit });
-    }
-    recognise::stand_in(path, &bytes)?;
-    Ok(bytes)
-}
-
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -523,22 +462,6 @@ pub(crate) struct Entry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
-}
-
-/// Bits of a value of each type of safetensors; types that cannot be read are refused only when they are needed.
-fn bits(dtype: &str) -> Option<u64> {
-    Some(match dtype {
-        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => 8,
-        "I16" | "U16" | "F16" | "BF16" => 16,
-        "I32" | "U32" | "F32" => 32,
-        "I64" | "U64" | "F64" | "C64" => 64,
-        _ => return None,
-    })
-}
-
-/// The weight format of a safetensors type, if it can be read.
-fn format(dtype: &str) -> Option<WeightFormat> {
-    bits(dtype).and_then(|_| dtype.parse().ok())
 }
 
 /// Parses a header. The tensors are in the order of their bytes, which follow one another without a gap.

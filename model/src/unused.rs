@@ -3,10 +3,9 @@
 use crate::{
     ModelDir,
     error::ModelError,
-    family,
-    fields::{self, Warning},
-    gguf,
+    family, fields, gguf,
     tensor::{Matrix, Table, Vector},
+    warning::Warning,
 };
 use std::collections::HashSet;
 

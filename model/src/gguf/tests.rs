@@ -27,7 +27,7 @@ fn values_are_those_of_the_reference_to_the_bit() {
         let Kind::Known(format) = tensor.kind else { panic!("{} is known", tensor.name) };
         kinds.push(format);
         let mut out = vec![f32::NAN; 3 * 512];
-        crate::matrix::widen(format, &bytes, &mut out);
+        crate::widen::widen(format, &bytes, &mut out);
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert!(bits(&out) == bits(&want), "{}", tensor.name);
     }

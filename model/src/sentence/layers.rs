@@ -5,8 +5,8 @@ use crate::{
     config::Fields,
     error::ModelError,
     fields::{Table, check},
-    matrix::widen,
     store::Store,
+    widen::widen,
 };
 use std::{f64::consts::FRAC_1_SQRT_2, path::Path};
 

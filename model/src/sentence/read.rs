@@ -9,8 +9,9 @@ use super::{
 use crate::{
     config::{Fields, short},
     error::ModelError,
-    fields::{Table, Warning, check},
+    fields::{Table, check},
     files::{CONFIG, MODULES, SENTENCE_CONFIG, TRANSFORMER_CONFIGS},
+    warning::Warning,
 };
 use serde_json::Value;
 use std::{

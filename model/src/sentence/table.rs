@@ -3,7 +3,7 @@
 use crate::{
     error::ModelError,
     fields::{Table, Treatment},
-    store::{MAX_JSON_BYTES, read_bounded},
+    small_file::{MAX_JSON_BYTES, read_bounded},
 };
 use serde_json::Value;
 use std::path::Path;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ModelError;
 use galaxy_common::Pooling;
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use std::fs;

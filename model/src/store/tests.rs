@@ -129,16 +129,6 @@ fn shards_are_plain_files_that_keep_the_promise() {
     assert!(matches!(text, Err(ModelError::Json { .. })));
 }
 
-#[test]
-fn small_files_are_bounded() {
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let path = directory.path().join("x");
-    std::fs::write(&path, [0; 9]).expect("a file");
-    assert!(read_bounded(&path, 9).is_ok());
-    assert!(matches!(read_bounded(&path, 8), Err(ModelError::TooLarge { bytes: 9, .. })));
-    assert!(read_bounded(directory.path(), 8).is_err());
-}
-
 proptest! {
     #[test]
     fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {

@@ -5,7 +5,7 @@ use crate::{
     config::{Fields, short},
     error::ModelError,
     recognise,
-    store::{MAX_JSON_BYTES, read_bounded},
+    small_file::{MAX_JSON_BYTES, read_bounded},
 };
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

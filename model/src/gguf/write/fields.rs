@@ -4,7 +4,7 @@ use super::tokenizer;
 use crate::{
     ModelDir, Positions,
     error::ModelError,
-    store::{MAX_JSON_BYTES, read_bounded},
+    small_file::{MAX_JSON_BYTES, read_bounded},
 };
 use galaxy_common::WeightFormat;
 use serde_json::Value as Json;

@@ -5,7 +5,7 @@ use crate::{
     ModelDir,
     chat::ChatFiles,
     gguf::tokenizer::{PreTokenizer, merges_of},
-    store::read_bounded,
+    small_file::read_bounded,
 };
 use serde_json::Value as Json;
 use std::collections::HashMap;

@@ -7,6 +7,7 @@ mod config;
 pub(crate) mod fields;
 mod heads;
 mod kinds;
+mod limits;
 mod rope;
 mod table;
 #[cfg(test)]

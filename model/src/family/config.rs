@@ -4,6 +4,10 @@ use super::{
     Top,
     heads::{dense_and_norm, first_row, language, last_row},
     kinds,
+    limits::{
+        MAX_CHANNELS, MAX_HEADS, MAX_INTERMEDIATE, MAX_LAYERS, MAX_PATCH, MAX_PIXELS,
+        MAX_POSITIONS, MAX_TYPES, MAX_VOCABULARY, MAX_WIDTH,
+    },
     rope::{RotaryFields, neighbours, rotary},
 };
 use crate::{
@@ -11,18 +15,6 @@ use crate::{
     error::ModelError,
     spec::*,
 };
-
-pub(super) const MAX_WIDTH: u32 = 1 << 20;
-const MAX_INTERMEDIATE: u32 = 1 << 22;
-pub(super) const MAX_LAYERS: u32 = 4096;
-const MAX_HEADS: u32 = 1 << 16;
-const MAX_VOCABULARY: u32 = 1 << 24;
-pub(super) const MAX_POSITIONS: u32 = 1 << 24;
-/// Token types are stored as bytes.
-const MAX_TYPES: u32 = 1 << 8;
-const MAX_PIXELS: u32 = 1 << 13;
-const MAX_PATCH: u32 = 1 << 10;
-const MAX_CHANNELS: u32 = 16;
 
 pub(super) fn bert(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelError> {
     config.must_be("add_cross_attention", false, "only self-attention is run")?;

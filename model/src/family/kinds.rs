@@ -1,6 +1,6 @@
 //! Which layers of a model have a sliding window, and which rotary positions each has.
 
-use super::config::{MAX_LAYERS, MAX_POSITIONS};
+use super::limits::{MAX_LAYERS, MAX_POSITIONS};
 use crate::{
     config::{Fields, short},
     error::ModelError,

@@ -1,6 +1,6 @@
 //! Reads rotary positions from a config, with every rule by which `transformers` scales their frequencies.
 
-use super::config::{MAX_POSITIONS, MAX_WIDTH};
+use super::limits::{MAX_POSITIONS, MAX_WIDTH};
 use crate::{
     config::{Fields, short},
     error::ModelError,

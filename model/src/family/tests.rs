@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::{config::MAX_WIDTH, read as read_family};
+use super::{limits::MAX_WIDTH, read as read_family};
 use crate::{config::Fields, error::ModelError, spec::*};
 use galaxy_common::Wanted;
 use proptest::prelude::*;

@@ -5,6 +5,7 @@
 //! written is read again before it takes its place, and must be the same model.
 
 mod fields;
+mod header;
 mod tokenizer;
 
 use crate::{
@@ -13,12 +14,13 @@ use crate::{
     error::ModelError,
     quantise::{Rounded, SquaredErrors},
 };
-use fields::{Architecture, Field};
+use fields::Architecture;
 use galaxy_common::{
     WeightFormat,
     replace::{PUBLIC, replace_with},
 };
 use half::{bf16, f16};
+use header::Field;
 use std::{
     io::{self, BufWriter, Write},
     path::Path,
@@ -143,10 +145,10 @@ impl ModelDir {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<Rounded>, Failure> {
         let mut head = Vec::new();
-        fields::head(fields, planned.len(), &mut head);
+        header::head(fields, planned.len(), &mut head);
         let mut offset = 0u64;
         for tensor in planned {
-            fields::text(&tensor.name, &mut head);
+            header::text(&tensor.name, &mut head);
             head.extend((tensor.shape.len() as u32).to_le_bytes());
             tensor.shape.iter().for_each(|side| head.extend(side.to_le_bytes()));
             let number = super::FORMATS.iter().find(|(_, format)| *format == tensor.format);

@@ -1,6 +1,6 @@
 //! Writes a model's `tokenizer.json` as the fields of a GGUF file: the inverse of reading one.
 
-use super::fields::Field;
+use super::header::Field;
 use crate::{
     ModelDir,
     chat::ChatFiles,

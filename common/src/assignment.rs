@@ -1,8 +1,8 @@
 //! What one device of a plan computes, and what it therefore holds.
 
 use crate::{
+    extent::Extent,
     ids::DeviceName,
-    plan::Extent,
     span::{Column, Head, Layer, Span, Token},
     streaming::Streaming,
     units::Bytes,

@@ -6,6 +6,7 @@
 
 pub mod assignment;
 pub mod blocks;
+mod extent;
 pub mod format;
 pub mod frame;
 pub mod generate;

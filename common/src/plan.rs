@@ -1,6 +1,9 @@
 //! The plan: which devices take part, in which ring order, and what each holds and computes.
 
-pub use crate::assignment::{Assignment, BlockAssignment, DevicePlan, Phase};
+pub use crate::{
+    assignment::{Assignment, BlockAssignment, DevicePlan, Phase},
+    extent::Extent,
+};
 use crate::{
     ids::{DeviceName, Rank},
     shape::MAX_ROWS,
@@ -302,19 +305,6 @@ pub struct Plan {
 pub const MAX_TILES: u16 = 64;
 /// The most devices of a ring: no ring on one network carries more.
 pub const MAX_DEVICES: usize = 128;
-
-/// The size of the model that a plan must cover.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
-    /// The number of layers.
-    pub layers: u32,
-    /// Query heads of a layer.
-    pub heads: u32,
-    /// The intermediate size: columns of the MLP.
-    pub columns: u32,
-    /// Entries of the vocabulary that have logits; 0 without a language-model head.
-    pub vocabulary: u32,
-}
 
 /// Why a plan is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

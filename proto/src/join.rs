@@ -12,6 +12,8 @@
 //! request.rs  the request for a certificate    facts.rs  what a device says of itself when it comes
 //! home.rs     where a machine keeps what it joined with
 //! proof.rs    what both sides prove            dial.rs   the thin shell of sockets around guest and facts
+//! malformed.rs      why bytes are no message
+//! verified_join.rs  checks a request to join against the secret of its invitation
 //! ```
 //!
 //! The coordinator's side is [`VerifiedJoin::check`], and what it keeps: `galaxy_coord::registry`.
@@ -21,19 +23,23 @@ mod facts;
 mod guest;
 mod home;
 mod line;
+mod malformed;
 mod message;
 mod proof;
 mod request;
+mod verified_join;
 mod vet;
 mod wire;
 
-pub use dial::{Joined, StoreError, announce, join};
+pub use dial::{Joined, announce, join};
 pub use facts::{Attempt, Facts, MAX_ADDRESSES, local_addresses};
 pub use guest::{Granted, Guest, JoinError, Step};
-pub use home::{Contact, home, identity_in};
+pub use home::{Contact, StoreError, home, identity_in};
 pub use line::{InvitationId, Line, LineError, NoRandomness, Pin, Secret};
-pub use message::{Grant, Greeting, JoinRequest, MAX_BYTES, Malformed, Message, Refusal};
-pub use proof::{AskError, Binding, EXPORTER, Proof, VerifiedJoin};
+pub use malformed::{MAX_BYTES, Malformed};
+pub use message::{Grant, Greeting, JoinRequest, Message, Refusal};
+pub use proof::{Binding, EXPORTER, Proof};
 pub use request::{PublicKey, Request, RequestError};
+pub use verified_join::{AskError, VerifiedJoin};
 pub use vet::{VetError, Vetted, vet};
 pub use wire::{WireError, receive, send};

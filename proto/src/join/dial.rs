@@ -3,7 +3,7 @@
 use super::{
     facts::{Attempt, Facts},
     guest::{Granted, Guest, JoinError, Step},
-    home::Contact,
+    home::{Contact, StoreError},
     line::Line,
     message::Message,
     proof::EXPORTER,
@@ -32,11 +32,6 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// A name that the TLS library wants, although SNI is not sent.
 const ANY_NAME: &str = "coordinator.galaxy";
 
-/// Why an identity is not stored.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct StoreError(#[from] IdentityError);
-
 /// An identity that this machine was granted, and that is stored nowhere yet.
 pub struct Joined {
     /// The name, the role and the certificate.
@@ -58,11 +53,11 @@ impl Joined {
     pub fn store(&self, dir: &Path) -> Result<Identity, JoinError> {
         let certificate = identity::pem("CERTIFICATE", &self.granted.certificate);
         let authority = identity::pem("CERTIFICATE", &self.authority);
-        identity::store(dir, &self.key_pem, &certificate, &authority).map_err(StoreError)?;
+        identity::store(dir, &self.key_pem, &certificate, &authority).map_err(StoreError::from)?;
         let contact = Contact { name: self.coordinator.clone(), addresses: self.addresses.clone() };
         let file = |source| IdentityError::File { path: dir.to_owned(), source };
-        contact.save(dir).map_err(|source| StoreError(file(source)))?;
-        Ok(Identity::load(dir).map_err(StoreError)?)
+        contact.save(dir).map_err(|source| StoreError::from(file(source)))?;
+        Ok(Identity::load(dir).map_err(StoreError::from)?)
     }
 }
 

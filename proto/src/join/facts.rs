@@ -1,6 +1,6 @@
 //! What a device announces of itself when it joins, and at which of its addresses it was reached.
 
-use super::message::Malformed;
+use super::malformed::Malformed;
 use crate::v1;
 use galaxy_common::Bytes;
 use std::{

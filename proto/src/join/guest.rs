@@ -1,7 +1,7 @@
 //! The side that joins, as a state machine: it reads no clock, and touches no socket and no file.
 
 use super::{
-    dial::StoreError,
+    home::StoreError,
     line::Line,
     message::{Greeting, JoinRequest, Message, Refusal},
     proof::{Binding, Proof},

@@ -1,7 +1,7 @@
 //! Where a machine keeps the identities that it joined with: `$GALAXY_HOME`, or `~/.galaxy`; and, in each of them,
 //! the name and addresses of the coordinator.
 
-use crate::identity::Role;
+use crate::identity::{IdentityError, Role};
 use galaxy_common::DeviceName;
 use std::{
     env, fs, io,
@@ -12,6 +12,11 @@ use std::{
 const FILE: &str = "coordinator";
 /// The most bytes of the file: a larger one is something else.
 const MAX_BYTES: u64 = 16 << 10;
+
+/// Why an identity is not stored.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct StoreError(#[from] IdentityError);
 
 /// The directory of this machine's identities; none without a home directory.
 pub fn home() -> Option<PathBuf> {

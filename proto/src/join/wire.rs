@@ -1,6 +1,9 @@
 //! Messages on a stream: each follows its length.
 
-use super::message::{MAX_BYTES, Malformed, Message};
+use super::{
+    malformed::{MAX_BYTES, Malformed},
+    message::Message,
+};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 

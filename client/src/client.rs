@@ -3,7 +3,6 @@
 use crate::{
     answer::{Classes, Embeddings, Output, Ranked, Ranking, Report, Tensor, Tensors, rows},
     error::ClientError,
-    generate::Generating,
     input::{EmbedOptions, Input, TooLong},
     parts::parts,
     pieces::{Pieces, report},
@@ -11,7 +10,7 @@ use crate::{
     status::ClusterStatus,
     trace::Trace,
 };
-use galaxy_common::{DeviceName, GenerateOptions, Prompt, RequestId};
+use galaxy_common::{DeviceName, RequestId};
 use galaxy_proto::{
     MAX_MESSAGE_BYTES, channel,
     identity::{Identity, Role},
@@ -147,16 +146,13 @@ impl Client {
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
-    pub(crate) fn policy(&self) -> RetryPolicy {
-        self.retry
-    }
     /// Notes that a coordinator has answered.
     pub(crate) fn answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
-    /// The error with a cause that the transport cannot know: a coordinator that wants TLS.
-    pub(crate) fn explained(&self, error: ClientError) -> ClientError {
-        error.explained(!self.answered.load(Ordering::Relaxed))
+    /// The attempts of a call that ends at `until`.
+    pub(crate) fn attempts(&self, until: Instant) -> Attempts<'_> {
+        Attempts::new(self.retry, self.timeout, &self.answered, until)
     }
 
     /// The same connection with another timeout for each call.
@@ -393,20 +389,6 @@ impl Client {
         Ok(Tensors { tensors, report: Some(cost) })
     }
 
-    /// Generates text from a prompt, token by token. The timeout of a call bounds the wait for each token, restarts of
-    /// the cluster and of its coordinator among that; a sequence that waits for room behind others may wait as long as
-    /// it takes.
-    ///
-    /// # Errors
-    /// As [`Client::embed`], and `unsupported_output` when the model generates no text.
-    pub async fn generate(
-        &self,
-        prompt: impl Into<Prompt>,
-        options: GenerateOptions,
-    ) -> Result<Generating, ClientError> {
-        Generating::begin(self.clone(), prompt.into(), options).await
-    }
-
     /// The status of the cluster and of its devices.
     ///
     /// # Errors
@@ -470,7 +452,7 @@ impl Client {
         F: Fn(Stub, tonic::Request<M>) -> A,
         A: Future<Output = Result<T, ClientError>>,
     {
-        let mut attempts = Attempts::new(self, deadline);
+        let mut attempts = self.attempts(deadline);
         loop {
             let left = attempts.left();
             if left.is_zero() {

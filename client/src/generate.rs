@@ -96,7 +96,23 @@ impl GenerateCall {
     }
 
     fn attempts(&self) -> Attempts<'_> {
-        Attempts::new(&self.client, Instant::now() + self.client.timeout())
+        self.client.attempts(Instant::now() + self.client.timeout())
+    }
+}
+
+impl Client {
+    /// Generates text from a prompt, token by token. The timeout of a call bounds the wait for each token, restarts of
+    /// the cluster and of its coordinator among that; a sequence that waits for room behind others may wait as long as
+    /// it takes.
+    ///
+    /// # Errors
+    /// As [`Client::embed`], and `unsupported_output` when the model generates no text.
+    pub async fn generate(
+        &self,
+        prompt: impl Into<Prompt>,
+        options: GenerateOptions,
+    ) -> Result<Generating, ClientError> {
+        Generating::begin(self.clone(), prompt.into(), options).await
     }
 }
 

@@ -1,7 +1,10 @@
 //! When a call is tried again.
 
-use crate::{client::Client, error::ClientError};
-use std::time::Duration;
+use crate::error::ClientError;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 use tokio::time::Instant;
 
 /// How often, and after which pauses, a call is tried again, or a text that is being generated is asked for again.
@@ -70,7 +73,11 @@ impl RetryPolicy {
 
 /// The attempts of one call, until its deadline.
 pub(crate) struct Attempts<'a> {
-    client: &'a Client,
+    policy: RetryPolicy,
+    /// The timeout of a call.
+    timeout: Duration,
+    /// Whether a coordinator is known to answer us, so that a connection that breaks was not refused.
+    answered: &'a AtomicBool,
     until: Instant,
     failed: u32,
     /// Why the last attempt failed, or what the call waits for.
@@ -78,8 +85,13 @@ pub(crate) struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    pub(crate) fn new(client: &'a Client, until: Instant) -> Self {
-        Self { client, until, failed: 0, last: None }
+    pub(crate) fn new(
+        policy: RetryPolicy,
+        timeout: Duration,
+        answered: &'a AtomicBool,
+        until: Instant,
+    ) -> Self {
+        Self { policy, timeout, answered, until, failed: 0, last: None }
     }
 
     /// The deadline of the call.
@@ -89,7 +101,7 @@ impl<'a> Attempts<'a> {
 
     /// The timeout of a call.
     pub(crate) fn timeout(&self) -> Duration {
-        self.client.timeout()
+        self.timeout
     }
 
     /// The time that is left until the deadline.
@@ -99,7 +111,7 @@ impl<'a> Attempts<'a> {
 
     /// The error of a call whose time is over: what it waited for, where that is known.
     pub(crate) fn late(&mut self) -> ClientError {
-        let timeout = self.timeout();
+        let timeout = self.timeout;
         self.last.take().unwrap_or(ClientError::Timeout { timeout })
     }
 
@@ -125,9 +137,10 @@ impl<'a> Attempts<'a> {
         if error.is_deadline(left) {
             return Err(self.late());
         }
-        let error = self.client.explained(error);
-        let policy = self.client.policy();
-        match policy.pause(self.failed, policy.covers(&error), jitter(), left) {
+        // The transport cannot know of a coordinator that wants TLS.
+        let error = error.explained(!self.answered.load(Ordering::Relaxed));
+        let covered = self.policy.covers(&error);
+        match self.policy.pause(self.failed, covered, jitter(), left) {
             Some(pause) => {
                 self.last = Some(error);
                 tokio::time::sleep(pause).await;

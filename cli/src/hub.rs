@@ -12,6 +12,7 @@ mod partial_file;
 mod repository;
 mod web;
 
+pub use answer::About;
 pub use error::{HubError, TlsFault};
-pub use repository::{About, Repository, Watch};
+pub use repository::{Repository, Watch};
 pub use web::{Patience, Web};

@@ -97,6 +97,15 @@ pub fn version(etag: &[u8]) -> Option<String> {
     good.then(|| text.to_owned())
 }
 
+/// The version and the size of a file in a repository.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct About {
+    /// The version, which may be a digest; of a closed alphabet, and nothing to make paths of.
+    pub version: String,
+    /// The size of the file, in bytes.
+    pub size: u64,
+}
+
 /// The digest of a file, which its version may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Digest {

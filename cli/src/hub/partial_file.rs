@@ -1,6 +1,9 @@
 //! Partial downloads: a file's bytes on disk, and their digest as they come.
 
-use super::{answer::Digest, error::HubError, repository::About};
+use super::{
+    answer::{About, Digest},
+    error::HubError,
+};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use std::{
     fmt::Write as _,

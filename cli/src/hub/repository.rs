@@ -2,7 +2,7 @@
 
 use super::{
     address::{self, Origin},
-    answer::Listing,
+    answer::{About, Listing},
     error::HubError,
     partial_file::{PIECE_BYTES, PartialFile, tag},
     web::{Answer, Patience, Web},
@@ -25,15 +25,6 @@ pub trait Watch {
     fn have(&mut self, bytes: u64);
     /// Reports that an attempt failed, and that the next one follows after `pause`.
     fn pauses(&mut self, why: &HubError, pause: Duration);
-}
-
-/// The version and the size of a file in a repository.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct About {
-    /// The version, which may be a digest; of a closed alphabet, and nothing to make paths of.
-    pub version: String,
-    /// The size of the file, in bytes.
-    pub size: u64,
 }
 
 /// A repository at one commit, with the directory of its partial downloads.

@@ -1,7 +1,9 @@
 //! Chats become text as the model's own template says, rendered as transformers renders it.
 
+mod arguments;
 mod clock;
 mod filters;
+mod float;
 mod message;
 mod methods;
 mod python;

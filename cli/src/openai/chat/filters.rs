@@ -1,6 +1,8 @@
 //! Filters of Jinja that take other arguments than minijinja's, or work otherwise.
 
 use super::{
+    arguments::arguments,
+    float::as_float,
     methods::{lines, strip},
     python,
 };
@@ -44,24 +46,6 @@ pub(super) fn default(value: Value, given: Rest<Value>, named: Kwargs) -> Result
     let falsy = falsy.is_some_and(|falsy| falsy.is_true());
     let missing = value.is_undefined() || falsy && !value.is_true();
     Ok(if missing { other.unwrap_or_else(|| "".into()) } else { value })
-}
-
-/// Arguments by position or by name, in the order of `names`.
-pub(super) fn arguments<const N: usize>(
-    given: &[Value],
-    named: &Kwargs,
-    names: [&str; N],
-) -> Result<[Option<Value>; N], Error> {
-    if given.len() > N {
-        return Err(python::wrong(format!("only {N} arguments are taken: {}", names.join(", "))));
-    }
-    let mut all = [const { None }; N];
-    for (place, name) in names.into_iter().enumerate() {
-        all[place] =
-            if named.has(name) { Some(named.get(name)?) } else { given.get(place).cloned() };
-    }
-    named.assert_all_used()?;
-    Ok(all)
 }
 
 /// The filter `value|trim(chars=None)`.
@@ -140,6 +124,6 @@ fn number(value: &Value) -> Option<f64> {
     let text = value.as_str().map(|text| text.trim().replace('_', ""));
     match text {
         Some(text) => text.parse().ok(),
-        None => python::as_float(value).or_else(|| f64::try_from(value.clone()).ok()),
+        None => as_float(value).or_else(|| f64::try_from(value.clone()).ok()),
     }
 }

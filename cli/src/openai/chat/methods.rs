@@ -1,27 +1,13 @@
 //! Methods of Python's strings, lists and dictionaries that templates call, where minijinja's own set lacks one or
 //! works otherwise.
 
-use super::{filters::arguments, python::wrong, value::entries};
+use super::{arguments::arguments, python::wrong, value::entries};
 use minijinja::{
     Error, State, Value,
     value::{Kwargs, Rest, Tuple, ValueKind, from_args},
 };
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// The methods of Python's dictionaries.
-pub(super) const OF_DICTIONARIES: [&str; 11] = [
-    "clear",
-    "copy",
-    "fromkeys",
-    "get",
-    "items",
-    "keys",
-    "pop",
-    "popitem",
-    "setdefault",
-    "update",
-    "values",
-];
 /// Methods that change a dictionary or a list, which templates may not.
 const CHANGING: [&str; 12] = [
     "append",

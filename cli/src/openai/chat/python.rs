@@ -1,23 +1,16 @@
 //! How Python writes values, and what it takes them for, where minijinja differs.
 
-use super::{template::BYTES_OF_FUEL, value::Scientific};
+use super::float::{as_float, float};
 use minijinja::{
     Error, ErrorKind, Output, State, Value, escape_formatter,
     value::{DynObject, ObjectRepr, ValueKind},
 };
 use std::fmt::{self, Write};
 
+/// The bytes that one step of fuel pays for.
+const BYTES_OF_FUEL: u64 = 64;
 /// The deepest nesting of a value that is written.
 const MAX_DEPTH: usize = 200;
-
-/// The value as a float, if it is one.
-pub(super) fn as_float(value: &Value) -> Option<f64> {
-    if let Some(Scientific(float)) = value.downcast_object_ref() {
-        return Some(*float);
-    }
-    let is = value.kind() == ValueKind::Number && !value.is_integer();
-    if is { f64::try_from(value.clone()).ok() } else { None }
-}
 
 /// Whether the value is a number.
 pub(super) fn is_number(value: &Value) -> bool {
@@ -161,26 +154,6 @@ fn is_printable(letter: char) -> bool {
         let text: String = ['a', letter].iter().collect();
         !letter.is_ascii() && text.escape_debug().count() == 2
     }
-}
-
-/// A float as Python's `repr` has it: the fewest digits that are read as the same number, with an exponent
-/// below 1e-4 and from 1e16 on.
-pub(super) fn float(value: f64) -> String {
-    if value.is_nan() {
-        return "nan".to_owned();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
-    }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    if (-4..16).contains(&exponent) {
-        let plain = value.to_string();
-        return if plain.contains('.') { plain } else { plain + ".0" };
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
 /// An error of a template that asks for what cannot be done.

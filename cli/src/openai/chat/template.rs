@@ -1,6 +1,6 @@
 //! A chat template, in the environment that transformers gives it.
 
-use super::{clock, filters, methods, python, tojson::tojson};
+use super::{clock, filters, float::as_float, methods, python, tojson::tojson};
 use minijinja::{Environment, Error, State, Value, syntax::SyntaxConfig};
 use std::{borrow::Cow, collections::BTreeMap};
 use time::OffsetDateTime;
@@ -8,8 +8,6 @@ use time::OffsetDateTime;
 /// Steps that a template may take: a thousand messages take some hundred thousand. Each pays for 64 bytes of values,
 /// too, so that a template holds at most 256 MB.
 const FUEL: u64 = 4_000_000;
-/// The bytes that one step of fuel pays for.
-pub(super) const BYTES_OF_FUEL: u64 = 64;
 const NAME: &str = "chat";
 
 /// A chat template, and the tokens that stand in it.
@@ -79,7 +77,7 @@ fn environment(source: &str, clock: fn() -> OffsetDateTime) -> Result<Environmen
     environment.add_test("iterable", python::is_sequence);
     environment.add_test("callable", python::is_callable);
     environment.add_test("number", python::is_number);
-    environment.add_test("float", |value: &Value| python::as_float(value).is_some());
+    environment.add_test("float", |value: &Value| as_float(value).is_some());
     environment.add_template_owned(NAME, without_generation(source).into_owned())?;
     Ok(environment)
 }

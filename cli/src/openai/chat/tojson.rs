@@ -1,7 +1,8 @@
 //! The `tojson` of transformers: Python's `json.dumps`, and not Jinja's own, which escapes HTML.
 
 use super::{
-    filters::arguments,
+    arguments::arguments,
+    float::{as_float, float},
     python::{self, wrong},
     value::entries,
 };
@@ -180,12 +181,12 @@ impl Writer<'_, '_, '_> {
 }
 
 fn number(value: &Value) -> String {
-    match python::as_float(value) {
-        Some(float) if float.is_nan() => "NaN".to_owned(),
-        Some(float) if float.is_infinite() => {
-            if float > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
+    match as_float(value) {
+        Some(value) if value.is_nan() => "NaN".to_owned(),
+        Some(value) if value.is_infinite() => {
+            if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
         }
-        Some(float) => python::float(float),
+        Some(value) => float(value),
         None => value.to_string(),
     }
 }

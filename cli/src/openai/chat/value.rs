@@ -1,7 +1,7 @@
 //! Values of requests as templates see them: in the order in which they were sent, and with the methods that
 //! Python's dictionaries have.
 
-use super::{methods, python};
+use super::float::{Scientific, float};
 use minijinja::{
     Error, State, Value,
     value::{DynObject, Enumerator, Object, ObjectRepr},
@@ -17,6 +17,21 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+
+/// The methods of Python's dictionaries.
+const OF_DICTIONARIES: [&str; 11] = [
+    "clear",
+    "copy",
+    "fromkeys",
+    "get",
+    "items",
+    "keys",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
+    "values",
+];
 
 /// A dictionary, whose entries keep their order.
 ///
@@ -34,12 +49,6 @@ struct Bound {
     dict: Value,
     name: &'static str,
 }
-
-/// A float that Python writes with an exponent.
-///
-/// minijinja writes all digits of one, and its operator `~` always does.
-#[derive(Debug)]
-pub(super) struct Scientific(pub f64);
 
 /// Any JSON value, as [`Value`].
 pub(super) struct Json(pub Value);
@@ -86,7 +95,7 @@ impl Object for Dict {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        match methods::OF_DICTIONARIES.iter().find(|&&name| name == key) {
+        match OF_DICTIONARIES.iter().find(|&&name| name == key) {
             Some(name) => {
                 let dict = Value::from_dyn_object(self.clone());
                 Some(Value::from_object(Bound { dict, name }))
@@ -118,20 +127,6 @@ impl Object for Bound {
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "<built-in method {} of dict object>", self.name)
-    }
-}
-
-impl Object for Scientific {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&python::float(self.0))
     }
 }
 
@@ -175,7 +170,7 @@ impl<'de> Visitor<'de> for Reader {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        let scientific = python::float(value).contains('e');
+        let scientific = float(value).contains('e');
         Ok(if scientific { Value::from_object(Scientific(value)) } else { value.into() })
     }
 

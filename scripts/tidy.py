@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""House rules that no compiler checks: layers, purity, file sizes, words, unsafe code, sleeps,
-that the tests, files and items which the docs name exist, that their links lead somewhere, that the
-README is short, and that the locks agree.
+"""House rules that no compiler checks: layers, import circles, purity, file sizes, long lists of
+parameters, doc comments that are fragments, words, unsafe code, sleeps, that the tests, files and
+items which the docs name exist, that their links lead somewhere, that the README is short, and that
+the locks agree.
 
     scripts/tidy.py          one line for each violation, and exit code 1 if there is any
 
@@ -62,6 +63,11 @@ PLACES = {
 }
 
 MAX_LINES = 700
+# Parameters of a function, `self` counted, and how many functions may have more: kernels.
+MAX_PARAMETERS = 6
+MAX_LONG = 8
+# Words of a doc comment: fewer say nothing to who lands on it.
+MIN_WORDS = 3
 # A newcomer reads it in some minutes.
 MAX_README_LINES = 130
 UNSAFE_FILES = {
@@ -204,6 +210,137 @@ def check_source(source, is_test):
     # lib.rs and main.rs of a crate, not of a module's folder.
     if re.fullmatch(r"\w+/src/(lib|main)\.rs", path) and not "".join(source.lines[:1]).startswith("//!"):
         problem(path, 1, "a crate without its story", "begin with `//!`: what it is, what it is not")
+
+
+def check_prose(source):
+    """A doc comment is a sentence or a full noun phrase, and stands alone. Help texts of clap have no full stop."""
+    ends = r"[.:!?`|)]$" if "clap" not in "".join(source.lines[:40]) else r"."
+    block = []
+    for at, line in enumerate(source.lines + [""], 1):
+        found = re.match(r"\s*//[/!](?: (.*))?$", line)
+        if found:
+            block.append(found.group(1) or "")
+            continue
+        said, block = [words for words in block if words.strip()], []
+        if not said or said[-1].startswith(("```", "    ")):
+            continue
+        if len(" ".join(said).split()) < MIN_WORDS or re.match(r"[a-z]", said[0]) or not re.search(ends, said[-1]):
+            problem(source.path, at - 1, f"a doc comment that is a fragment: {said[0][:40]!r}",
+                    "say in a sentence what the item is, without the comments around it")
+
+
+def parameters(code):
+    """The functions of a file: line, name, and how many parameters each has."""
+    for found in re.finditer(r"\bfn (\w+)(?:<[^{;(]*>)?\s*\(", code):
+        depth = angles = 0
+        count, some = 0, False
+        for at in range(found.end() - 1, len(code)):
+            c = code[at]
+            depth += (c in "([{") - (c in ")]}")
+            if depth == 0:
+                break
+            angles += (c == "<") - (c == ">" and code[at - 1] != "-")
+            if c == "," and depth == 1 and angles == 0:
+                count, some = count + some, False
+            elif not c.isspace() and not (depth == 1 and c in "()"):
+                some = True
+        yield code.count("\n", 0, found.start()) + 1, found.group(1), count + some
+
+
+def check_parameters(sources):
+    long = [
+        (source.path, line, name, count)
+        for source in sources
+        for line, name, count in parameters("\n".join(source.code))
+        if count > MAX_PARAMETERS
+    ]
+    if len(long) > MAX_LONG:
+        for path, line, name, count in long:
+            problem(path, line, f"`{name}` has {count} parameters, and {len(long)} functions have so many",
+                    f"name what belongs together: at most {MAX_LONG} may have more than {MAX_PARAMETERS}")
+
+
+def paths_of_use(tree):
+    """The paths that a `use` tree stands for."""
+    tree = tree.strip()
+    if "{" not in tree:
+        return [re.split(r"\s+as\s+", tree)[0].strip()] if tree else []
+    head, inside = tree[: tree.index("{")], tree[tree.index("{") + 1 : tree.rindex("}")]
+    paths, depth, part = [], 0, ""
+    for c in inside + ",":
+        depth += (c == "{") - (c == "}")
+        if c == "," and depth == 0:
+            paths += [head + path for path in paths_of_use(part)]
+            part = ""
+        else:
+            part += c
+    return paths
+
+
+def module_of(path):
+    """The crate and the module path of a source file."""
+    crate, rest = path.split("/src/", 1)
+    parts = rest[: -len(".rs")].split("/")
+    return crate, tuple(parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts)
+
+
+def imports(source, module, modules):
+    """The files of its crate that a file imports from, without tests."""
+    crate, own = module
+    code = re.sub(r"#\[cfg\(test\)\]\s*(?:pub(?:\(\w+\))? )?(?:mod|use) [^;{]*;", "", "\n".join(source.code[: source.tests_from]))
+    uses = r"\buse\s+([^;]+);"
+    paths = [p for tree in re.findall(uses, code) for p in paths_of_use(re.sub(r"\s+", " ", tree))]
+    code = re.sub(uses, "", code)
+    children = {m[-1] for c, m in modules if c == crate and m[:-1] == own and m}
+    paths += re.findall(r"\b(?:crate|super|self)(?:::\w+)+", code)
+    paths += [p for p in re.findall(r"(?<![:\w])\w+::\w+", code) if p.split("::")[0] in children]
+    for path in paths:
+        first, *rest = path.replace(" ", "").split("::")
+        if first == "crate":
+            target = ()
+        elif first == "super":
+            target = own[:-1]
+            while rest and rest[0] == "super":
+                target, rest = target[:-1], rest[1:]
+        elif first == "self":
+            target = own
+        elif first in children:
+            target, rest = own, [first, *rest]
+        else:
+            continue
+        while rest and (crate, target + (rest[0],)) in modules:
+            target, rest = target + (rest[0],), rest[1:]
+        file = modules.get((crate, target))
+        # A module and what it is made of may know each other.
+        if file and target[: len(own)] != own and own[: len(target)] != target:
+            yield file
+
+
+def check_circles(sources, test_files):
+    """No file imports from one that imports from it, by however many others."""
+    files = [s for s in sources if re.match(r"\w+/src/", s.path) and s.path not in test_files]
+    modules = {module_of(s.path): s.path for s in sorted(files, key=lambda s: not s.path.endswith("/main.rs"))}
+    edges = {s.path: set(imports(s, module_of(s.path), modules)) - test_files for s in files}
+    reached = {}
+
+    def reach(path):
+        seen, left = set(), [path]
+        while left:
+            for other in edges.get(left.pop(), ()):
+                if other not in seen:
+                    seen.add(other)
+                    left.append(other)
+        return seen
+
+    for path in edges:
+        reached[path] = reach(path)
+    told = set()
+    for path in sorted(edges):
+        circle = {path} | {other for other in reached[path] if path in reached.get(other, ())}
+        if len(circle) > 1 and path not in told:
+            told |= circle
+            problem(path, 1, f"an import circle of {len(circle)} files: {', '.join(sorted(circle))}",
+                    "move what both need to a file of its own")
 
 
 def check_unsafe(source):
@@ -352,6 +489,10 @@ def main():
         if path.endswith(".rs"):
             sources.append(Source(path, text))
     test_files = {s.module_file(name) for s in sources for name in s.test_modules}
+    for source in sources:
+        check_prose(source)
+    check_parameters(sources)
+    check_circles(sources, test_files)
     for source in sources:
         check_source(source, source.path in test_files)
     check_docs(texts, sources)

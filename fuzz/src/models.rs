@@ -112,7 +112,9 @@ fn read(model: &ModelDir) {
         let (inputs, outputs) = (matrix.rows(), matrix.columns());
         let mut value = [0.0];
         let last = (inputs - 1..inputs, outputs - 1..outputs);
-        matrix.read_f32(last.0, last.1, &mut value, 1, 0, &mut Vec::new()).expect("its last value");
+        matrix
+            .read_f32((last.0, last.1), &mut value, 1, 0, &mut Vec::new())
+            .expect("its last value");
     }
     for which in Vector::all(model.spec()) {
         let vector = model.vector(which).expect("opened");

@@ -122,7 +122,7 @@ mod tests {
         let (rows, columns) = (source.rows(), source.columns());
         let mut out = vec![0.0; (rows * columns) as usize];
         source
-            .read_f32(0..rows, 0..columns, &mut out, columns as usize, 0, &mut Vec::new())
+            .read_f32((0..rows, 0..columns), &mut out, columns as usize, 0, &mut Vec::new())
             .expect("values");
         out
     }

@@ -224,7 +224,7 @@ mod tests {
                     let mut out = vec![f32::NAN; size];
                     let source = model.matrix(which).unwrap();
                     let (inputs, outputs) = (inputs.clone(), outputs.clone());
-                    source.read_f32(inputs, outputs, &mut out, width, 0, &mut scratch).unwrap();
+                    source.read_f32((inputs, outputs), &mut out, width, 0, &mut scratch).unwrap();
                     out
                 };
                 assert_eq!(read(model), read(other), "{which:?}");
@@ -294,7 +294,7 @@ mod tests {
                             .unwrap();
                     }
                     let scratch = &mut Vec::new();
-                    source.read_f32(0..inputs, 2..5, &mut wide, 3, 0, scratch).unwrap();
+                    source.read_f32((0..inputs, 2..5), &mut wide, 3, 0, scratch).unwrap();
                     (some, wide)
                 };
                 assert!(read(&model) == read(&other), "{which:?}");

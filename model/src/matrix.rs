@@ -59,6 +59,9 @@ pub struct MatrixSource<'a> {
     pub(crate) outputs: u32,
 }
 
+/// A part of a matrix: its inputs and its outputs.
+pub type Area = (Range<u32>, Range<u32>);
+
 impl MatrixSource<'_> {
     /// The number of inputs.
     pub fn rows(&self) -> u32 {
@@ -92,8 +95,7 @@ impl MatrixSource<'_> {
     /// When a range or `out` does not fit, or the file cannot be read. `scratch` grows to 1 MiB at most.
     pub fn read_f32(
         &self,
-        inputs: Range<u32>,
-        outputs: Range<u32>,
+        (inputs, outputs): Area,
         out: &mut [f32],
         stride: usize,
         at: usize,
@@ -101,7 +103,7 @@ impl MatrixSource<'_> {
     ) -> Result<(), ModelError> {
         let window = self.window(inputs.clone(), outputs.clone(), out.len(), stride, at)?;
         match self.rounds() && !window.rows.is_empty() && !window.columns.is_empty() {
-            true => self.rounded_f32(inputs, outputs, out, stride, at, scratch),
+            true => self.rounded_f32((inputs, outputs), out, stride, at, scratch),
             false => self.read_window(window, out, scratch),
         }
     }
@@ -127,8 +129,7 @@ impl MatrixSource<'_> {
     /// As for `read_f32`, and [`ModelError::Width`] when a value does not have `W` bytes, or is in a block.
     pub fn read_raw<const W: usize>(
         &self,
-        inputs: Range<u32>,
-        outputs: Range<u32>,
+        (inputs, outputs): Area,
         out: &mut [[u8; W]],
         stride: usize,
         at: usize,

@@ -269,7 +269,7 @@ mod tests {
                 let mut out = vec![0.0; inputs.len() * outputs.len()];
                 let width = outputs.len();
                 let source = model.matrix(which)?;
-                source.read_f32(inputs, outputs, &mut out, width, 0, &mut scratch)?;
+                source.read_f32((inputs, outputs), &mut out, width, 0, &mut scratch)?;
             }
         }
         if model.spec().patches.is_none() {

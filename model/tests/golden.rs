@@ -71,7 +71,7 @@ fn check(model: &ModelDir, which: Matrix, name: &str, by_output: bool, first: us
     for (i, o) in [(0..rows, 0..columns), (1..rows / 2, columns / 3..columns - 1)] {
         let mut out = vec![0.0; i.len() * o.len()];
         let width = o.len();
-        source.read_f32(i.clone(), o.clone(), &mut out, width, 0, &mut scratch).unwrap();
+        source.read_f32((i.clone(), o.clone()), &mut out, width, 0, &mut scratch).unwrap();
         let want: Vec<f32> = i
             .flat_map(|i| o.clone().map(move |o| (i as usize, o as usize)))
             .map(|(i, o)| reference.at(name, by_output, i, first + o))

@@ -359,7 +359,7 @@ impl<'a> Loader<'a> {
         if part.inputs.end > source.rows() || part.outputs.end > source.columns() {
             // Refused before there is memory for it; the error is the reader's own.
             let (rows, columns) = (part.inputs.clone(), part.outputs.clone());
-            source.read_f32(rows, columns, &mut [], outputs, 0, &mut self.scratch)?;
+            source.read_f32((rows, columns), &mut [], outputs, 0, &mut self.scratch)?;
         }
         Ok(source)
     }
@@ -383,7 +383,7 @@ impl<'a> Loader<'a> {
             let values: &mut [f32] = bytemuck::cast_slice_mut(bytes);
             return Ok(fill(source, part, corner, layout, values, |rows, columns, place| {
                 let Destination { out, stride, at } = place;
-                source.read_f32(rows, columns, out, stride, at, scratch)
+                source.read_f32((rows, columns), out, stride, at, scratch)
             })?);
         }
         if let (Some(blocks), Some(block)) = (layout.blocks(format), format.block()) {
@@ -394,7 +394,7 @@ impl<'a> Loader<'a> {
             let values: &mut [[u8; WIDTH]] = bytemuck::cast_slice_mut(bytes);
             fill(source, part, corner, layout, values, |rows, columns, place| {
                 let Destination { out, stride, at } = place;
-                source.read_raw(rows, columns, out, stride, at, scratch)
+                source.read_raw((rows, columns), out, stride, at, scratch)
             })
         })?;
         Ok(())

@@ -122,7 +122,7 @@ impl Reference {
             let (rows, columns) = (source.rows(), source.columns());
             let mut values = vec![0.0; rows as usize * columns as usize];
             source
-                .read_f32(0..rows, 0..columns, &mut values, columns as usize, 0, &mut Vec::new())
+                .read_f32((0..rows, 0..columns), &mut values, columns as usize, 0, &mut Vec::new())
                 .unwrap();
             matrices.insert(which, values.into_iter().map(f64::from).collect());
         }

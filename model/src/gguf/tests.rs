@@ -218,7 +218,7 @@ fn rows_of_queries_are_put_in_order() {
     assert_eq!((model.spec().heads, model.spec().head_width, model.spec().vocabulary), (2, 16, 4));
     let source = model.matrix(crate::Matrix::Query(0)).expect("queries");
     let (mut out, mut scratch) = (vec![0.0; 2 * 32], Vec::new());
-    source.read_f32(0..2, 0..32, &mut out, 32, 0, &mut scratch).expect("it is there");
+    source.read_f32((0..2, 0..32), &mut out, 32, 0, &mut scratch).expect("it is there");
     let first = 32.0 * 4.0 + 32.0;
     // In a head of 16 rows, row 2i of the file is row i, and row 2i + 1 is row 8 + i.
     let want = (0..32u32).map(|row| {
@@ -227,7 +227,7 @@ fn rows_of_queries_are_put_in_order() {
     });
     assert!(want.eq(out[..32].iter().copied()), "{out:?}");
     let values = model.matrix(crate::Matrix::Value(0)).expect("values");
-    values.read_f32(0..1, 0..16, &mut out, 16, 0, &mut scratch).expect("it is there");
+    values.read_f32((0..1, 0..16), &mut out, 16, 0, &mut scratch).expect("it is there");
     assert!(out[..16].windows(2).all(|pair| pair[1] - pair[0] == 32.0));
 }
 
@@ -252,7 +252,7 @@ fn each_matrix_has_the_format_of_its_tensor() {
     let source = model.matrix(Matrix::Query(0)).expect("queries");
     assert_eq!(source.format(), eight);
     let (mut wide, mut raw) = (vec![0.0; 32 * 32], Vec::new());
-    source.read_f32(0..32, 0..32, &mut wide, 32, 0, &mut Vec::new()).expect("it is there");
+    source.read_f32((0..32, 0..32), &mut wide, 32, 0, &mut Vec::new()).expect("it is there");
     source.read_raw_rows(0..32, 0..32, &mut raw).expect("it is there");
     let mut own = [0.0; 32];
     for (output, bytes) in raw.chunks_exact(34).enumerate() {
@@ -512,7 +512,8 @@ fn files_of_all_families_are_read_as_the_checkpoints_that_they_were_made_of() {
                 let mut out = vec![0.0; (inputs * outputs) as usize];
                 let width = outputs as usize;
                 let mut scratch = Vec::new();
-                let read = source.read_f32(0..inputs, 0..outputs, &mut out, width, 0, &mut scratch);
+                let read =
+                    source.read_f32((0..inputs, 0..outputs), &mut out, width, 0, &mut scratch);
                 read.expect("its values");
                 out
             };

@@ -1,7 +1,7 @@
 //! Matrices that are rounded to blocks of few bits as they are read.
 // Hot path of loading, as the module above it.
 
-use super::{BUFFER_BYTES, MatrixSource, Storage};
+use super::{Area, BUFFER_BYTES, MatrixSource, Storage};
 use crate::{
     blocks::{encode, round},
     error::ModelError,
@@ -85,8 +85,7 @@ impl MatrixSource<'_> {
     /// Reads values as [`MatrixSource::read_f32`] does, which has checked that they fit: as they are after rounding.
     pub(super) fn rounded_f32(
         &self,
-        inputs: Range<u32>,
-        outputs: Range<u32>,
+        (inputs, outputs): Area,
         out: &mut [f32],
         stride: usize,
         at: usize,

@@ -72,7 +72,7 @@ fn check_f32(
     let (at, stride) = (3, outputs.len() + 5);
     let mut out = vec![-1.0; inputs.len() * stride];
     let mut scratch = Vec::new();
-    m.read_f32(inputs.clone(), outputs.clone(), &mut out, stride, at, &mut scratch)
+    m.read_f32((inputs.clone(), outputs.clone()), &mut out, stride, at, &mut scratch)
         .expect("in range");
     assert!(scratch.capacity() as u64 <= BUFFER_BYTES);
     for (row, i) in inputs.enumerate() {
@@ -110,7 +110,7 @@ fn what_does_not_fit_is_an_error() {
         let mut scratch = Vec::new();
         let mut out = [0.0; 24];
         let mut read = |i: Range<u32>, o: Range<u32>, stride, at| {
-            m.read_f32(i, o, &mut out, stride, at, &mut scratch)
+            m.read_f32((i, o), &mut out, stride, at, &mut scratch)
         };
         assert!(read(0..4, 0..6, 6, 0).is_ok());
         assert!(matches!(read(0..5, 0..6, 6, 0), Err(ModelError::Range { what: "inputs", .. })));
@@ -125,7 +125,7 @@ fn what_does_not_fit_is_an_error() {
         assert!(read(2..2, 0..6, 0, 0).is_ok());
         assert!(read(0..3, 0..3, 7, 4).is_ok());
         let mut out = [[0; 2]; 24];
-        let raw = m.read_raw(0..4, 0..6, &mut out, 6, 0, &mut scratch);
+        let raw = m.read_raw((0..4, 0..6), &mut out, 6, 0, &mut scratch);
         assert!(matches!(raw, Err(ModelError::Width { .. })));
     });
 }
@@ -183,7 +183,7 @@ fn blocks_are_read_as_they_are_stored() {
         assert!(matches!(wrong, Err(ModelError::Area { need: 68, have: 67, .. })));
         let beyond = m.read_raw_blocks(40..65, 6, &mut one);
         assert!(matches!(beyond, Err(ModelError::Range { what: "outputs", .. })));
-        let raw = m.read_raw(0..1, 0..1, &mut [[0; 2]], 1, 0, &mut Vec::new());
+        let raw = m.read_raw((0..1, 0..1), &mut [[0; 2]], 1, 0, &mut Vec::new());
         assert!(matches!(raw, Err(ModelError::Width { .. })));
         m.paired = 1;
         assert_eq!(rows(&m, 0..128, 1..5), of(&[2, 4, 1, 3], 0..4));
@@ -197,7 +197,7 @@ fn blocks_are_read_as_they_are_stored() {
 fn a_file_that_shrinks_later_is_an_error() {
     with(4, 6, (1, 0), Storage::OutputRows, WeightFormat::F32, |mut m| {
         m.offset += 64;
-        let read = m.read_f32(0..4, 0..6, &mut [0.0; 24], 6, 0, &mut Vec::new());
+        let read = m.read_f32((0..4, 0..6), &mut [0.0; 24], 6, 0, &mut Vec::new());
         assert!(matches!(read, Err(ModelError::Io { .. })));
     });
 }
@@ -226,7 +226,7 @@ proptest! {
             if format != WeightFormat::F32 {
                 let mut out = vec![[0; 2]; i.len() * o.len()];
                 let width = o.len();
-                m.read_raw(i.clone(), o.clone(), &mut out, width, 0, &mut Vec::new())
+                m.read_raw((i.clone(), o.clone()), &mut out, width, 0, &mut Vec::new())
                     .expect("in range");
                 let raw = |i| o.clone().map(move |o| bits(i, o + shift).to_le_bytes());
                 prop_assert_eq!(out, i.flat_map(raw).collect::<Vec<_>>());

@@ -33,7 +33,7 @@ fn rows(model: &ModelDir, which: Matrix) -> Vec<Vec<f32>> {
     let (inputs, outputs) = (source.rows(), source.columns());
     let mut out = vec![f32::NAN; (inputs * outputs) as usize];
     source
-        .read_f32(0..inputs, 0..outputs, &mut out, outputs as usize, 0, &mut Vec::new())
+        .read_f32((0..inputs, 0..outputs), &mut out, outputs as usize, 0, &mut Vec::new())
         .expect("values");
     let output = |at: usize| out[at..].iter().step_by(outputs as usize).copied().collect();
     (0..outputs as usize).map(output).collect()
@@ -51,7 +51,7 @@ fn check(
     let (stride, at) = (outputs.len() + 3, 2);
     let mut out = vec![-9.0; inputs.len() * stride];
     source
-        .read_f32(inputs.clone(), outputs.clone(), &mut out, stride, at, &mut Vec::new())
+        .read_f32((inputs.clone(), outputs.clone()), &mut out, stride, at, &mut Vec::new())
         .expect("values");
     for (row, input) in out.chunks(stride).zip(inputs.clone()) {
         assert_eq!((row[0], row[stride - 1]), (-9.0, -9.0), "margins stay");

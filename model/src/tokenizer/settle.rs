@@ -81,7 +81,7 @@ pub(super) fn build(directory: &Path) -> Result<Settled, ModelError> {
     }
     .map_err(|error| damaged(error.to_string()))?;
     let extra = extra(&fields)?;
-    let added = added(directory, &path, &bytes, &fields, &named, &extra, class)?;
+    let added = added(directory, (&path, &bytes), &fields, &named, &extra, class)?;
     add(&mut inner, &added, &named, &extra);
     if class == Class::Qwen2 {
         let all = named.iter().map(|token| &token.1).chain(&extra);
@@ -241,11 +241,10 @@ fn added_token(value: &Value) -> Option<AddedToken> {
     Some(token)
 }
 
-/// The tokens that the files add to the vocabulary, sorted by id.
+/// The tokens that the files of `directory` add to the vocabulary, sorted by id; `path` is `tokenizer.json`.
 fn added(
     directory: &Path,
-    path: &Path,
-    bytes: &[u8],
+    (path, bytes): (&Path, &[u8]),
     fields: &Fields<'_>,
     named: &[(String, Special)],
     extra: &[Special],

@@ -159,7 +159,8 @@ impl<D: DrawingBackend> Canvas<D> {
         align: Align,
     ) -> Result<()> {
         let down = size * self.letters.size * self.letters.base;
-        self.letters_at(text, (at.0, at.1 - down), size, color, align, FontTransform::None)
+        let style = Style { size, color, align, turn: FontTransform::None };
+        self.letters_at(text, (at.0, at.1 - down), style)
     }
 
     /// Draws a line of text upwards.
@@ -172,22 +173,24 @@ impl<D: DrawingBackend> Canvas<D> {
         align: Align,
     ) -> Result<()> {
         let down = size * self.letters.size * self.letters.base;
-        self.letters_at(text, (at.0 - down, at.1), size, color, align, FontTransform::Rotate270)
+        let style = Style { size, color, align, turn: FontTransform::Rotate270 };
+        self.letters_at(text, (at.0 - down, at.1), style)
     }
 
-    fn letters_at(
-        &mut self,
-        text: &str,
-        at: Point,
-        size: f64,
-        color: Color,
-        align: Align,
-        turn: FontTransform,
-    ) -> Result<()> {
+    fn letters_at(&mut self, text: &str, at: Point, style: Style) -> Result<()> {
+        let Style { size, color, align, turn } = style;
         let style = TextStyle::from(font(size * self.letters.size).transform(turn));
         let style = style.color(&color).pos(Pos::new(align.into(), VPos::Top));
         self.backend.draw_text(text, &style, whole(at)).map_err(|e| anyhow!("a text: {e}"))
     }
+}
+
+/// How a line of text looks, and which way it runs.
+struct Style {
+    size: f64,
+    color: Color,
+    align: Align,
+    turn: FontTransform,
 }
 
 /// The page as an SVG document.

@@ -25,7 +25,9 @@ fn values(model: &ModelDir, which: Matrix) -> Vec<f32> {
     let (inputs, outputs) = (source.rows(), source.columns());
     let mut out = vec![0.0; (inputs * outputs) as usize];
     let scratch = &mut Vec::new();
-    source.read_f32(0..inputs, 0..outputs, &mut out, outputs as usize, 0, scratch).expect("values");
+    source
+        .read_f32((0..inputs, 0..outputs), &mut out, outputs as usize, 0, scratch)
+        .expect("values");
     out
 }
 

@@ -165,7 +165,7 @@ pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
             }),
         ),
         What::Decode(args) => (
-            "making tokens",
+            "generating tokens",
             Box::new(move || {
                 let findings = decode::measured(&args)?;
                 if args.json { json(&findings) } else { Ok(decode::text(&findings)) }

@@ -87,7 +87,7 @@ impl GenerateCall {
         let mut events = answer.map_err(|_| attempts.late())??.into_inner();
         let malformed = |what: &str| ClientError::Malformed { what: what.to_owned() };
         let Event::Begun(begun) = message(&mut events, attempts).await? else {
-            return Err(malformed("a text that goes on has no beginning"));
+            return Err(malformed("the token stream has no beginning"));
         };
         match begun.generated as usize == self.options.generated.len() {
             true => Ok((events, begun)),
@@ -187,7 +187,7 @@ pub(crate) fn generated(event: Option<Event>) -> Result<Generated, ClientError> 
             Ok(Generated::Done(Done { finish, text, report: report(cost)? }))
         }
         Some(Event::Begun(_) | Event::Waiting(_)) | None => {
-            let what = "a text that goes on broke off before its end".to_owned();
+            let what = "the token stream broke off before its end".to_owned();
             Err(ClientError::Malformed { what })
         }
     }

@@ -196,7 +196,7 @@ pub enum RequestError {
         retryable: bool,
     },
     /// The cached rows of a sequence are gone, and its tokens have to be computed again.
-    #[error("what was kept of the text in epoch {epoch} is gone with that epoch")]
+    #[error("the cached rows of the sequence in epoch {epoch} are gone with that epoch")]
     CacheLost {
         /// The epoch in which the rows were cached.
         epoch: galaxy_common::Epoch,

@@ -56,7 +56,7 @@ pub enum PlacementError {
     },
     /// A device's part does not fit into what it grants.
     #[error(
-        "device {device} needs {} for its part ({} weights, {} on their way from disk, {} activations, {} transfers, {} results, {} scratch, {} cache of texts, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or kv_cache_tokens",
+        "device {device} needs {} for its part ({} weights, {} on their way from disk, {} activations, {} transfers, {} results, {} scratch, {} KV cache, {} process) and grants {grants}: {} are missing. Raise its memory to {}, give it a smaller share, add a device, or lower max_rows or kv_cache_tokens",
         needs.total(), needs.weights, needs.stream, needs.activations, needs.staging, needs.results, needs.scratch, needs.cache, needs.process,
         Bytes(needs.total().0.saturating_sub(grants.0)), megabytes(needs.total())
     )]

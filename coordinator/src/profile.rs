@@ -7,6 +7,7 @@
 
 pub(crate) mod links;
 mod measure;
+mod reached;
 mod store;
 
 pub use measure::{collect, measure_each};

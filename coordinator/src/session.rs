@@ -8,6 +8,7 @@ mod limits;
 mod raw;
 mod reading;
 mod report;
+mod stepped;
 mod texts;
 mod together;
 

@@ -20,7 +20,9 @@ mod call;
 pub mod choice;
 pub mod cpu;
 pub mod kernels;
+mod op_error;
 mod sequences;
+mod start;
 
 /// What the rows of a batch are computed from.
 #[derive(Clone, PartialEq, Debug)]

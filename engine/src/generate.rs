@@ -145,7 +145,7 @@ impl Generation {
         }
         let single = shape.rows() as usize == goals.len();
         if !single && goals.iter().any(|goal| goal.count > 1) {
-            let why = "more than one token is made from single rows only".to_owned();
+            let why = "more than one token is generated from single rows only".to_owned();
             return Err(RunError::Program(why).into());
         }
         job.binding.masks = goals.iter().map(|goal| goal.mask.clone()).collect();

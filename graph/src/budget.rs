@@ -1,5 +1,7 @@
 //! The bytes that a plan asks of each device: the sum that law 2 bounds.
 
+pub use crate::holdings::PROCESS;
+
 use crate::{
     holdings::{self, READ_BUFFERS},
     lower::{LowerError, cuts_move, farthest, fits, kv_span, sketches},
@@ -13,9 +15,6 @@ use galaxy_common::{
     Wanted, WeightFormat, plan::Phase,
 };
 use galaxy_model::{Formats, HeadSpec, ModelSpec, Positions};
-
-/// Bytes that the process takes before the first weight: code, stacks, connections, allocator slack.
-pub const PROCESS: Bytes = Bytes(32_000_000);
 
 /// Bytes that each kernel thread works in at most: packed rows and sums of a product, and scores.
 pub const THREAD_SCRATCH: u64 = 2 << 20;

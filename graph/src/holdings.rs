@@ -1,10 +1,7 @@
 //! What a device holds of a model, matrix by matrix, and what a change of it takes: which matrices are rebuilt,
 //! in which order, what of them is read from files, and how much memory that needs.
 
-use crate::{
-    budget,
-    operators::{Operator, OperatorGraph, OperatorId, Product, Weight, WeightId},
-};
+use crate::operators::{Operator, OperatorGraph, OperatorId, Product, Weight, WeightId};
 use galaxy_common::{Assignment, Bytes, Span, WeightFormat};
 use galaxy_model::{Formats, Matrix, ModelSpec};
 use smallvec::SmallVec;
@@ -12,6 +9,8 @@ use std::ops::Range;
 
 /// Bytes of the buffers that files are read through, and values are spread from, while a shard is built.
 pub const READ_BUFFERS: u64 = 2 << 20;
+/// Bytes that the process takes before the first weight: code, stacks, connections, allocator slack.
+pub const PROCESS: Bytes = Bytes(32_000_000);
 
 /// A rectangle of a matrix of the model.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -282,7 +281,7 @@ pub fn transition(
         read += step.read(product, formats);
         read += formats.vectors().bytes(1, product.bias_values(&step.new));
     }
-    Transition { read: Bytes(read), peak: Bytes(peak + READ_BUFFERS) + budget::PROCESS }
+    Transition { read: Bytes(read), peak: Bytes(peak + READ_BUFFERS) + PROCESS }
 }
 
 /// Bytes of a shard of this assignment, in memory and on disk: its slices in panels, and vectors in f32.

@@ -6,6 +6,7 @@
 
 pub mod budget;
 pub mod holdings;
+mod ids;
 pub mod lower;
 mod lowered;
 pub mod operators;

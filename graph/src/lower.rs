@@ -2,6 +2,7 @@
 
 mod block;
 mod build;
+mod collective;
 mod cuts;
 mod decode;
 mod free;
@@ -88,7 +89,7 @@ pub enum LowerError {
     },
     /// A sequence has more rows to be cached than the plan's KV cache has room for.
     #[error(
-        "{rows} rows are to be kept, and this plan has a cache of {limit}: raise its rows, or ask for fewer tokens"
+        "{rows} rows are to be cached, and this plan has a KV cache of {limit}: raise kv_cache_tokens, or ask for fewer tokens"
     )]
     Cache {
         /// Rows of the sequence, with those that fill up its last block.
@@ -104,7 +105,7 @@ pub enum LowerError {
     },
     /// The two blocks of a parallel residual are cut in different ways.
     #[error(
-        "both blocks of layer {layer} stand beside each other in this model ({family}): a plan must cut both by rows, or none"
+        "layer {layer} has parallel residuals in this model ({family}): a plan must cut both of its blocks by rows, or none"
     )]
     Beside {
         /// `model_type` of the model.

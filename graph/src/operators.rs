@@ -29,47 +29,16 @@ pub use pool::{Pool, Pooling};
 pub(crate) use product::shared;
 pub use product::{HeadNorms, Heads, Product, Rotary, Slices, Within};
 
+pub use crate::ids::{OperatorId, ValueId, WeightId};
+
 use crate::program::{Element, OpKind, Operation, Region, Tensor, TensorId};
 use galaxy_common::{Assignment, Share, Span};
 use galaxy_model::{ClassActivation, Matrix, Vector};
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
 };
-
-macro_rules! id {
-    ($(#[$doc:meta])* $name:ident) => {
-        $(#[$doc])*
-        #[derive(
-            Clone,
-            Copy,
-            PartialEq,
-            Eq,
-            PartialOrd,
-            Ord,
-            Hash,
-            Debug,
-            Default,
-            Serialize,
-            Deserialize,
-        )]
-        pub struct $name(pub u32);
-    };
-}
-id!(
-    /// An index into [`OperatorGraph::operators`].
-    OperatorId
-);
-id!(
-    /// An index into [`OperatorGraph::values`].
-    ValueId
-);
-id!(
-    /// An index into [`OperatorGraph::weights`].
-    WeightId
-);
 
 /// A value of the graph.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 //! A program is data. The simulator predicts its timeline, the verifier proves things about it,
 //! the executor runs it; none of them asks where it came from.
 
-use crate::operators::OperatorId;
+use crate::ids::OperatorId;
 use galaxy_common::{
     Activations, BatchShape, Bytes, Column, Head, Kernel, Rank, Row, Share, Span, Token, WireType,
     plan::Phase, sampling::MOST_LOGPROBS,

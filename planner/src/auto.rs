@@ -1,8 +1,10 @@
 //! `auto`: the best of everything that may be chosen.
 
 use crate::{
-    candidate, climb, left_out, many, policies, predict, reasons, rebalance,
-    request::{Offer, Planned, PlanningError, Prediction, Request, RunnerUp, Search, Workload},
+    candidate, climb, left_out, many, policies,
+    ranked::{Ranked, least, rank},
+    reasons, rebalance,
+    request::{Offer, Planned, PlanningError, Request, RunnerUp, Search, Workload},
     ring::{By, Candidate, Rings},
     search,
 };
@@ -23,13 +25,6 @@ const DIVIDED: f64 = 1.6;
 /// How many times the latency of the best that was simulated stages may cost by their closed form, and still be
 /// looked at: they are about as fast as it says.
 const STAGES: f64 = 1.1;
-
-/// A plan with its prediction by the simulator.
-#[derive(Clone, Debug)]
-pub(crate) struct Ranked {
-    pub candidate: Candidate,
-    pub prediction: Prediction,
-}
 
 /// The plan of the strategy that is asked for, with its reasons.
 ///
@@ -113,19 +108,9 @@ fn fitting(request: &Request<'_>, ranked: &mut Vec<Ranked>) -> Result<Ranked, Pl
     Err(error.unwrap_or(PlanningError::Nothing { why: "there is no candidate".into() }))
 }
 
-pub(crate) fn rank(request: &Request<'_>, candidate: Candidate) -> Result<Ranked, PlanningError> {
-    let mut prediction = predict::predict(request, &candidate.plan)?;
-    prediction.closed_form = candidate.closed_form;
-    Ok(Ranked { candidate, prediction })
-}
-
 /// Whether tokens are generated.
 fn makes(request: &Request<'_>) -> bool {
     request.workload.generated > 0 && request.allowed.cache.rows > 0
-}
-
-pub(crate) fn least(ranked: &[Ranked], of: impl Fn(&Ranked) -> f64) -> f64 {
-    ranked.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
 /// The candidates among the fastest devices, as many of these as all sets are searched of; without those in

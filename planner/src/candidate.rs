@@ -1,7 +1,7 @@
 //! Drafts: splits in units become plans, and plans are checked against what devices grant.
 
 use crate::{
-    cost_model::{RowLayers, Transport, Units},
+    cutting::{RowLayers, Transport, Units},
     request::{Offer, PlanningError, Request},
     split::Split,
 };

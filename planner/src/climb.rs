@@ -7,9 +7,10 @@
 //! by rows.
 
 use crate::{
-    auto::{Ranked, least, rank},
-    cost_model::{RowLayers, Transport},
-    many, reasons,
+    cutting::{RowLayers, Transport},
+    many,
+    ranked::{Ranked, least, rank},
+    reasons,
     request::Request,
     ring::{By, Rings},
     search::{self, Priced, order},

@@ -5,8 +5,8 @@
 //! would save most.
 
 use crate::{
-    auto::Ranked,
     cost_model::{Load, mean},
+    ranked::Ranked,
     reasons::{millis, priced},
     request::Request,
     ring::{Ring, Rings},

@@ -11,7 +11,8 @@
 mod fastest;
 
 use crate::{
-    cost_model::{Reach, RowLayers, Transport},
+    cost_model::Reach,
+    cutting::{RowLayers, Transport},
     request::Search,
     ring::{Ring, Rings},
     search::{self, Priced, best_reach, corners, edge, means, order, refine},

@@ -5,7 +5,7 @@
 //! split is found again.
 
 use crate::{
-    cost_model::{RowLayers, Transport, Units, count},
+    cutting::{RowLayers, Transport, Units, count},
     request::{Allowed, Request},
 };
 use galaxy_common::{Assignment, BlockAssignment, Head, Span};

@@ -2,7 +2,7 @@
 
 use crate::{
     candidate,
-    cost_model::{RowLayers, Transport, Units},
+    cutting::{RowLayers, Transport, Units},
     request::{PlanningError, Request},
     ring::{By, Candidate, Ring, Rings, equal_parts},
     search::means,

@@ -1,8 +1,8 @@
 //! Why a plan is as it is, for people and with numbers, and what would help.
 
 use crate::{
-    auto::Ranked,
-    cost_model::RowLayers,
+    cutting::RowLayers,
+    ranked::Ranked,
     request::{Advice, PlanningError},
     ring::Rings,
     search::Priced,
@@ -123,7 +123,7 @@ pub(crate) fn priced(rings: &mut Rings<'_>, plan: &Plan) -> Option<Priced> {
     let offers = rings.request.offers;
     let place = |name: &galaxy_common::DeviceName| offers.iter().position(|o| o.name == *name);
     let members = plan.ring.iter().map(|d| place(&d.name)).collect::<Option<Vec<usize>>>()?;
-    let means = crate::cost_model::Transport {
+    let means = crate::cutting::Transport {
         tiles: plan.tiles,
         exchange: plan.exchange,
         wire: plan.wire,

@@ -4,9 +4,9 @@
 //! of a text. So rows go from the busiest device to others, as long as the simulator says that it helps.
 
 use crate::{
-    auto::{Ranked, least, rank},
     cost_model,
     predict::LENGTHS,
+    ranked::{Ranked, least, rank},
     request::Request,
     ring::Candidate,
     search,

@@ -3,7 +3,8 @@
 
 use crate::{
     candidate,
-    cost_model::{self, Load, Reach, RowLayers, Seat, Tables, Transport, Units},
+    cost_model::{self, Load, Reach, Seat, Tables},
+    cutting::{RowLayers, Transport, Units},
     links::Links,
     memory::{Memory, ShardBytes},
     paper,

@@ -7,7 +7,8 @@
 //! an order when rows are equal. Sets of more than eight devices are the matter of [`crate::many`].
 
 use crate::{
-    cost_model::{Reach, RowLayers, Transport},
+    cost_model::Reach,
+    cutting::{RowLayers, Transport},
     links::Links,
     request::{Request, Search},
     ring::{Ring, Rings},

@@ -23,7 +23,8 @@ mod many;
 
 use crate::{
     candidate,
-    cost_model::{Load, Transport, mean},
+    cost_model::{Load, mean},
+    cutting::Transport,
     memory::Memory,
     request::{PlanningError, Request},
     ring::{Candidate, Rings},

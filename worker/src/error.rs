@@ -134,7 +134,7 @@ pub enum WorkerError {
         types: u32,
     },
     /// Image patches that are not those of the rows that this device embeds.
-    #[error("squares of pixels are wanted for {rows} rows of images, and others came")]
+    #[error("image patches of {rows} rows are wanted, and others came")]
     Patches {
         /// The number of rows that the patches are wanted for.
         rows: u32,
@@ -170,7 +170,7 @@ pub enum WorkerError {
     #[error("the request's time was over before the program could start")]
     Deadline,
     /// A timeline that is not stored any more, or never was.
-    #[error("no timeline of that program is kept: the last {kept} are")]
+    #[error("no timeline of that program is stored: the last {kept} are")]
     NoTimeline {
         /// The number of timelines that are stored.
         kept: usize,

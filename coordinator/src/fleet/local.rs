@@ -184,7 +184,7 @@ impl Fleet for LocalFleet {
             times.iter().map(timeline).collect()
         });
         let found = found.ok_or_else(|| RequestError::Invalid {
-            why: format!("the timelines of program {sequence} are not kept any more"),
+            why: format!("the timelines of program {sequence} are not stored any more"),
         });
         Box::pin(std::future::ready(found))
     }

@@ -6,7 +6,7 @@
 //! slower so than alone. So a few are measured again when nothing else is, and where that makes a
 //! difference, more of them.
 
-use super::{CollectError, Listener, Progress, Store, Wanted, measure::Reached};
+use super::{CollectError, Listener, Progress, Store, Wanted, reached::Reached};
 use galaxy_common::{DeviceName, LinkProfile, LinkType, PROFILE_VERSION, Spread};
 use galaxy_proto::{
     fault::from_status,

@@ -1,9 +1,12 @@
 //! Has workers measure themselves, and then their links.
 
-use super::{CollectError, Listener, Progress, Store, Wanted, links::links};
+use super::{
+    CollectError, Listener, Progress, Store, Wanted,
+    links::links,
+    reached::{Reached, reach},
+};
 use crate::{
     cluster::{Cluster, Device},
-    connection::{Connection, introduce},
     model_server::Supplier,
 };
 use futures_util::future::join_all;
@@ -12,7 +15,7 @@ use galaxy_model::ModelDir;
 use galaxy_proto::{
     fault::from_status,
     identity::Identity,
-    v1::{DescribeReply, ProfileRequest, profile_event},
+    v1::{ProfileRequest, profile_event},
 };
 use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::task::JoinSet;
@@ -28,25 +31,6 @@ const MAX_WORDS: usize = 200;
 
 /// What supplies the model to a worker without it, and the identity that is used for that.
 type Supplying<'a> = (Arc<Supplier>, &'a Identity);
-
-/// A worker that has answered.
-#[derive(Clone)]
-pub(super) struct Reached {
-    pub(super) device: Device,
-    pub(super) connection: Connection,
-    pub(super) description: DescribeReply,
-    /// How many threads its kernels will use.
-    threads: u16,
-}
-
-impl Reached {
-    /// Whether a profile was measured on this device as it is now.
-    fn is_of(&self, profile: &DeviceProfile) -> bool {
-        profile.device == self.device.name
-            && profile.threads == self.threads
-            && profile.engine == self.description.engine
-    }
-}
 
 /// Profiles of every device of a cluster for a model, and of the links between them: from the
 /// store where it has them, else measured, and then stored.
@@ -91,14 +75,6 @@ pub async fn measure_each(
     let measured = join_all(cluster.devices.iter().map(one)).await;
     let names = cluster.devices.iter().map(|device| device.name.clone());
     names.zip(measured).filter_map(|(name, one)| Some((name, one.err()?))).collect()
-}
-
-async fn reach(device: &Device, identity: &Identity) -> Result<Reached, CollectError> {
-    let failed = |why| CollectError::Unreachable { device: device.name.clone(), why };
-    let (connection, description) = introduce(device, identity).await.map_err(failed)?;
-    let own = u16::try_from(description.threads).unwrap_or(u16::MAX).max(1);
-    let threads = device.threads.map_or(own, |threads| threads.min(own));
-    Ok(Reached { device: device.clone(), connection, description, threads })
 }
 
 async fn devices(

@@ -3,7 +3,7 @@
 use super::{
     AGAIN, Report, SOONER, Session, Tensor,
     batch::{Batch, Sequence, pack, readable},
-    generate::Stepped,
+    stepped::Stepped,
     together::Shared,
 };
 use crate::{

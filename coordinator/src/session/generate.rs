@@ -7,7 +7,7 @@ mod steps;
 pub use events::{Finish, GenerateEvent, Listener};
 
 pub use steps::Sequences;
-pub(super) use steps::{Stepped, Steps};
+pub(super) use steps::Steps;
 
 use super::{AGAIN, Session, answer::Answer};
 use crate::{error::RequestError, fleet::Readiness};
@@ -119,7 +119,8 @@ impl Session {
         let mut telling = EventStream::new(stream, stop, listener, &self.inner.steps, said);
         telling.resume(&mut way, &generated);
         let result = self.steps(&mut way, &mut answer, &mut telling, until).await;
-        let (epoch, forgotten) = self.inner.steps.depart(self.caller.who(), &way);
+        let (epoch, forgotten) =
+            self.inner.steps.depart(self.caller.who(), &way.sequence, way.reusable_rows());
         for slot in forgotten {
             self.inner.fleet.forget(epoch, slot).await;
         }

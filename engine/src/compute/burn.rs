@@ -13,7 +13,7 @@ mod weights;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
+    call::{Attended, Call},
     choice::{BurnDevice, EngineChoice, EngineError},
     kernels::{
         area::{Area, AreaMut, Extent},
@@ -21,6 +21,7 @@ use super::{
         threads::Threads,
         wire::{self, Tile},
     },
+    op_error::{NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
     sequences::{Sequences, texts},
 };
 use crate::{sampler::Sequence, weights::Shard};

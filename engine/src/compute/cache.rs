@@ -11,11 +11,11 @@
 //! the last; nothing is allocated while a token is generated.
 
 use super::{
-    call::OpError,
     kernels::{
         area::{Area, Extent},
         eighths, vector,
     },
+    op_error::OpError,
 };
 use galaxy_common::{Bytes, Cache, CacheType, Head, Span};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -196,7 +196,7 @@ impl KvCache {
         let table = self.tables.get(&slot).map_or(&[][..], |table| table);
         let rows = rows as usize;
         if table.len() * ROWS < rows {
-            return Err(OpError::Why("the rows before it are not kept"));
+            return Err(OpError::Why("the rows before it are not cached"));
         }
         let (blocks, head_width) = (&self.blocks[..], self.head_width);
         let scales = Scales {

@@ -1,59 +1,21 @@
-//! One operation with all that it refers to, and why it may not fit: shared by all engines.
+//! One operation with all that it refers to: shared by all engines.
 
 use super::{
-    Binding, ComputeError, Inputs,
+    Binding, Inputs,
     kernels::{
         attention,
         rotary::{self, RowPosition},
         wire::Tile,
     },
+    op_error::{NO_OPERATOR, NOT_ITS_HEADS, OpError},
 };
-use crate::weights::{Shard, WeightError};
+use crate::weights::Shard;
 use galaxy_common::{Head, Row, Span};
 use galaxy_graph::{
     operators::{Attention, Heads, OperatorId, Rotary},
     program::{Operation, Program, Region},
 };
 use galaxy_model::Patches;
-
-/// Why an operation cannot be run.
-pub(crate) enum OpError {
-    /// The program does not fit the shard or itself.
-    Why(&'static str),
-    /// The mask of the sequence in this slot leaves no token to choose.
-    NoToken(u32),
-    /// A row of a table cannot be read.
-    Weights(WeightError),
-    /// The device failed, and says this.
-    #[cfg(feature = "burn")]
-    Device(String),
-}
-
-impl OpError {
-    /// The error of an engine that ran `operation`.
-    pub(crate) fn of(self, operation: &Operation) -> ComputeError {
-        match self {
-            Self::Why(why) => ComputeError::Operation {
-                operation: format!("{:?}", operation.kind),
-                why: why.to_owned(),
-            },
-            Self::NoToken(slot) => ComputeError::NoToken { slot },
-            Self::Weights(error) => error.into(),
-            #[cfg(feature = "burn")]
-            Self::Device(why) => ComputeError::Device { why },
-        }
-    }
-}
-
-/// The operation names an operator that the graph does not have.
-pub(crate) const NO_OPERATOR: OpError = OpError::Why("the model has no such operator");
-/// The operation names a matrix that the shard does not have.
-pub(crate) const NO_MATRIX: OpError = OpError::Why("the shard has no such matrix");
-/// The operation names heads that are not those of the shard.
-pub(crate) const NOT_ITS_HEADS: OpError = OpError::Why("the heads are not those of the shard");
-/// The operation names tokens that are not those of the shard.
-pub(crate) const NOT_ITS_TOKENS: OpError =
-    OpError::Why("the slice of the vocabulary is not that of the shard");
 
 /// One operation and all that it refers to.
 pub(crate) struct Call<'a> {
@@ -160,7 +122,7 @@ impl<'a> Call<'a> {
                 let from = rows.start().checked_sub(*first).map(|row| row as usize * width);
                 let some =
                     from.and_then(|from| values.get(from..from + rows.len() as usize * width));
-                some.ok_or(OpError::Why("the batch has fewer squares of pixels"))
+                some.ok_or(OpError::Why("the batch has fewer image patches"))
             }
             Inputs::Tokens(_) | Inputs::Typed { .. } => {
                 Err(OpError::Why("it came with text, and the model takes images"))

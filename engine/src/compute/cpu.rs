@@ -5,7 +5,7 @@ mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
-    call::{Attended, Call, NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
+    call::{Attended, Call},
     kernels::{
         activation::ActivationFn,
         area::{Area, AreaMut, Extent, grow},
@@ -16,6 +16,7 @@ use super::{
         threads::Threads,
         vector,
     },
+    op_error::{NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
     sequences::{Sequences, texts},
 };
 use crate::{
@@ -286,8 +287,7 @@ impl CpuEngine {
                 let (count, width) = (out.rows(), patches.values() as usize);
                 let extent = Extent { start: 0, rows: count, columns: width, stride: width };
                 let squares = Area::new(call.patches(patches, rows)?, extent);
-                let squares =
-                    squares.ok_or(OpError::Why("squares of pixels have another width"))?;
+                let squares = squares.ok_or(OpError::Why("image patches have another width"))?;
                 let epilogue = Epilogue::of(bias.as_deref(), false, None);
                 let (threads, scratch) = (&self.threads, &self.products);
                 dense::product(threads, scratch, squares, matrix, out.again(), epilogue);

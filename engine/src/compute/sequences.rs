@@ -1,10 +1,6 @@
 //! The sequences of an engine: what it keeps of them between programs, and how their next tokens are chosen.
 
-use super::{
-    cache::KvCache,
-    call::{Call, OpError},
-    kernels::area::Area,
-};
+use super::{cache::KvCache, call::Call, kernels::area::Area, op_error::OpError};
 use crate::{
     compute::ComputeError,
     sampler::{self, Candidates, Sampler, Sequence},
@@ -53,7 +49,7 @@ impl Sequences {
         let slot = text.slot;
         self.cache.bind(slot, text.rows, blocks).map_err(|misfit| match misfit {
             OpError::Why(why) => ComputeError::Text { slot, why },
-            _ => ComputeError::Text { slot, why: "it cannot be kept" },
+            _ => ComputeError::Text { slot, why: "it cannot be cached" },
         })?;
         self.samplers.insert(slot, Sampler::new(text, self.slice));
         self.prompt_tokens.insert(slot, text.prompt.try_into().unwrap_or(u32::MAX));

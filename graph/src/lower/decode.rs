@@ -9,7 +9,8 @@
 use super::{
     block::{blocks, computes, embed, first_products, join_kind, last_products, room},
     build::{Builder, Value},
-    galaxy::{Carried, Collective, transfer},
+    collective::{Collective, transfer},
+    galaxy::Carried,
     head,
     ring::Ring,
 };

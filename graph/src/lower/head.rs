@@ -2,8 +2,8 @@
 
 use super::{
     build::{Builder, Value},
+    collective::{Collective, transfer},
     exchange,
-    galaxy::{Collective, transfer},
     ring::Ring,
     wanted_rows,
 };

@@ -4,7 +4,7 @@
 use super::{
     block::{blocks, computes, embed, first_products, join_kind, last_products, room},
     build::{Builder, Value},
-    galaxy::{Collective, transfer},
+    collective::{Collective, transfer},
     head,
     ring::Ring,
 };

@@ -7,7 +7,7 @@
 //! is what the next receives, in every order. Real devices and links only change when steps happen, never
 //! their order.
 
-use super::galaxy::Collective;
+use super::collective::Collective;
 use galaxy_common::BatchShape;
 use galaxy_model::ModelSpec;
 use std::{

@@ -11,7 +11,8 @@ use super::{
         BlockInner, blocks, embed, first_products, join_kind, last_products, norm_first, room,
     },
     build::{Builder, Value},
-    galaxy::{Carried, Collective, transfer},
+    collective::{Collective, transfer},
+    galaxy::Carried,
     head, kv_span,
     ring::Ring,
 };

@@ -10,8 +10,9 @@
 use super::{
     block::{BlockInner, append_kv, first_products, room},
     build::Value,
+    collective::Collective,
     exchange,
-    galaxy::{Ahead, Carried, Collective, Device, Next, ends},
+    galaxy::{Ahead, Carried, Device, Next, ends},
     kv_span,
     ring::Route,
     visible,

@@ -4,7 +4,8 @@
 use super::{
     block::{BlockInner, blocks, first_products},
     build::Value,
-    galaxy::{Carried, Collective, Device, Next},
+    collective::Collective,
+    galaxy::{Carried, Device, Next},
     order::{Step, staggered},
 };
 use crate::program::Role;

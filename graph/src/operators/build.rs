@@ -137,7 +137,7 @@ impl<'a> Build<'a> {
     fn embed(&mut self) -> OperatorId {
         let spec = self.spec;
         let patches = spec.patches.map(|patches| {
-            let pixels = self.value("squares of pixels", patches.values());
+            let pixels = self.value("image patches", patches.values());
             self.inputs.push(pixels);
             let biases = self.vector_if(Vector::PatchBias).into_iter().collect();
             let product = self.whole(pixels, Matrix::Patch, spec.hidden, biases);
@@ -309,7 +309,7 @@ impl<'a> Build<'a> {
     /// The first product of an MLP.
     fn up(&mut self, layer: u32, rows: ValueId) -> (OperatorId, ValueId) {
         let spec = self.spec;
-        let output = self.value("inner rows", spec.intermediate);
+        let output = self.value("intermediate rows", spec.intermediate);
         let (gate, up) = (Matrix::Gate(layer), Matrix::Up(layer));
         let matrices = if spec.gated { vec![gate, up] } else { vec![up] };
         let biases = [Vector::GateBias(layer), Vector::UpBias(layer)];

@@ -31,7 +31,7 @@ pub struct Embed {
 impl Operate for Embed {
     fn name(&self) -> String {
         match self.patches {
-            Some(_) => "embedding of squares of pixels".to_owned(),
+            Some(_) => "embedding of image patches".to_owned(),
             None => "embedding of tokens".to_owned(),
         }
     }
@@ -51,7 +51,7 @@ impl Operate for Embed {
         let own = Axes::Text { columns: self.width };
         match read.iter().all(|axes| *axes == own) {
             true => Ok(own),
-            false => Err(format!("squares become {read:?} of {} columns", self.width)),
+            false => Err(format!("patches become {read:?} of {} columns", self.width)),
         }
     }
     fn content(

@@ -363,7 +363,7 @@ impl<'a> Contents<'a> {
                 .try_fold(0, |at, span| (span.start() <= at).then_some(at.max(span.end())));
             if covered != Some(attention.heads) {
                 let layer = attention.layer;
-                return wrong(format!("keys and values of layer {layer} are not all kept"));
+                return wrong(format!("keys and values of layer {layer} are not all cached"));
             }
         }
         Ok(())

@@ -310,7 +310,7 @@ impl Ring {
         let Some(_seat) = self.seat(&peer, matches!(stream, Incoming::Plain(_))) else { return };
         let hello = match timeout(HANDSHAKE_DEADLINE, stream.handshake()).await {
             Ok(Ok(bytes)) => Greeting::decode(&bytes),
-            Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no hello came"),
+            Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no handshake came"),
         };
         let hello = match hello {
             Ok(Greeting::Ring(hello)) => hello,

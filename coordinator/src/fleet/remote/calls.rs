@@ -437,7 +437,7 @@ pub(super) async fn timelines(
     sequence: SequenceNumber,
 ) -> Result<Vec<Timeline>, RequestError> {
     let ring = shared.device_table().ring(epoch).ok_or_else(|| RequestError::Invalid {
-        why: format!("the timelines of epoch {epoch} are not kept any more"),
+        why: format!("the timelines of epoch {epoch} are not stored any more"),
     })?;
     let mut timelines = Vec::with_capacity(ring.len());
     for index in ring {

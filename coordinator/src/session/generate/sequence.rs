@@ -1,9 +1,9 @@
 //! The state of a sequence that generates tokens, and what it waits for.
 
-use super::steps::{StepRequest, Stepped};
+use super::steps::StepRequest;
 use crate::{
     error::{self, RequestError},
-    session::Session,
+    session::{Session, stepped::Stepped},
 };
 use galaxy_common::{CandidateCount, Epoch, GenerateOptions, Prompt, Sequence};
 use galaxy_engine::generate::TokenEvent;
@@ -65,6 +65,11 @@ impl SequenceState {
     /// The tokens behind which generated ones are read as text: those of a prompt that came as text, or none.
     pub(super) fn prompt_tokens(&self) -> &[u32] {
         if self.written { &self.sequence.tokens[..self.sequence.prompt] } else { &[] }
+    }
+
+    /// The rows that are cached, with their epoch, where another sequence may begin with them.
+    pub(super) fn reusable_rows(&self) -> Option<(Epoch, u32)> {
+        self.cached.filter(|_| self.reusable)
     }
 
     /// How many tokens were generated.
@@ -132,14 +137,14 @@ impl Session {
         let spec = self.spec();
         let refuse = |why: &str| RequestError::UnsupportedOutput {
             model: self.inner.model.name().to_owned(),
-            wanted: "text that goes on".to_owned(),
+            wanted: "generated sequence".to_owned(),
             why: why.to_owned(),
         };
         if !(spec.causal && matches!(spec.head, HeadSpec::Language { .. })) {
             return Err(refuse("it predicts no next token: take a decoder, as gpt2 or llama"));
         }
         match self.fleet_status().cache.rows {
-            0 => Err(refuse("this cluster keeps nothing of texts: give it kv_cache_tokens")),
+            0 => Err(refuse("this cluster has no KV cache: give it kv_cache_tokens")),
             _ => Ok(()),
         }
     }

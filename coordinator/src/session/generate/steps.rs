@@ -1,7 +1,6 @@
 //! Where the sequences of all requests meet: each says what it waits for, and whoever has the turn runs the next
 //! step of all of them.
 
-use super::sequence::SequenceState;
 use crate::{
     admission::Turn,
     client_memory::Who,
@@ -9,7 +8,7 @@ use crate::{
     fleet::{CachedSequence, FleetStatus, Readiness, Run, Task},
     kv_blocks::{Allocation, KvBlocks, Prefix},
     scheduler::{Limits, Scheduler, SequenceStep, Step, Waiting},
-    session::Session,
+    session::{Session, stepped::Stepped},
 };
 use galaxy_common::{
     BatchShape, Burst, Cache, CandidateCount, Epoch, Segment, Sequence, TokenGoal, Wanted,
@@ -17,10 +16,7 @@ use galaxy_common::{
 };
 use galaxy_engine::{generate::TokenEvent, pace::Ran};
 use galaxy_graph::budget;
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::Instant,
@@ -122,21 +118,6 @@ pub(super) enum StepOutcome {
     Evicted,
 }
 
-/// A step that ran.
-pub(in crate::session) struct Stepped {
-    pub(in crate::session) run: Arc<Run>,
-    pub(in crate::session) phase: Phase,
-    pub(in crate::session) shape: BatchShape,
-    /// How many rows of this sequence were cached before.
-    pub(in crate::session) context_len: u32,
-    /// How many rows of this sequence were run.
-    pub(super) rows: u32,
-    /// How many candidates its last token took, if it got one.
-    pub(super) candidates: Option<CandidateCount>,
-    /// How long the sequence had waited.
-    pub(in crate::session) queued: Duration,
-}
-
 /// A sequence that has had a step and may wait for another.
 pub(super) struct RejoinGuard(Arc<Steps>);
 
@@ -235,12 +216,17 @@ impl Steps {
 
     /// Ends a sequence. Its rows stay cached until their blocks are needed, so that another may begin with them. Gives
     /// an epoch, and the slots that devices have to forget in it.
-    pub(super) fn depart(&self, client: &Who, way: &SequenceState) -> (Epoch, Vec<u32>) {
+    pub(super) fn depart(
+        &self,
+        client: &Who,
+        sequence: &Sequence,
+        reusable: Option<(Epoch, u32)>,
+    ) -> (Epoch, Vec<u32>) {
         let mut state = self.lock();
-        let (slot, epoch) = (way.sequence.slot, state.blocks.epoch());
-        let forgotten = match way.cached.filter(|(of, _)| *of == epoch && way.reusable) {
+        let (slot, epoch) = (sequence.slot, state.blocks.epoch());
+        let forgotten = match reusable.filter(|(of, _)| *of == epoch) {
             Some((_, rows)) => {
-                let tokens = way.sequence.tokens[..rows as usize].to_vec();
+                let tokens = sequence.tokens[..rows as usize].to_vec();
                 state.blocks.end(slot, client.clone(), tokens)
             }
             None if state.blocks.give(slot) => vec![slot],
@@ -574,7 +560,7 @@ impl Session {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
+    use super::{super::sequence::SequenceState, *};
     use galaxy_common::{Bytes, CacheType, DeviceName, Plan, Sampling, Strategy, WireType};
     use galaxy_graph::share::{self, Member, PlanOptions};
     use galaxy_model::ModelDir;
@@ -674,7 +660,7 @@ mod tests {
                     if way.left() == 0 {
                         let (_, way, place) = going.remove(at);
                         drop(place);
-                        steps.depart(&None, &way);
+                        steps.depart(&None, &way.sequence, way.reusable_rows());
                     } else {
                         going[at].2 = steps.wait(&None, way.wish(tell.clone()));
                     }

@@ -1,6 +1,6 @@
 //! What is done to rows between products, in burn's own operations.
 
-use crate::compute::{call::OpError, kernels::rotary::RowPosition};
+use crate::compute::{kernels::rotary::RowPosition, op_error::OpError};
 use burn::{Device, Tensor, TensorData, activation};
 use galaxy_graph::operators::Rotary;
 use galaxy_model::{Activation, ClassActivation, LAPLACE_DEVIATION, LAPLACE_MEAN, NormKind, Pairs};

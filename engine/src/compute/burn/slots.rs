@@ -1,6 +1,6 @@
 //! The slots of the program that runs, as tensors of the device.
 
-use crate::compute::{ComputeError, call::OpError};
+use crate::compute::{ComputeError, op_error::OpError};
 use burn::{Device, Tensor};
 use galaxy_common::Bytes;
 use galaxy_graph::program::{Element, Memory, Program, Region, Slot, TensorId};

@@ -3,11 +3,12 @@
 use super::{CpuEngine, alike, norm_of};
 use crate::compute::{
     Staged,
-    call::{Call, NO_OPERATOR, OpError},
+    call::Call,
     kernels::{
         rows::{self, Joined},
         wire::{self, Tile},
     },
+    op_error::{NO_OPERATOR, OpError},
 };
 use galaxy_graph::operators::OperatorId;
 

@@ -1,7 +1,10 @@
 //! The stand that kernels are measured on: a shard of several widths, and a program that nobody
 //! lowers, whose operations are run one by one in the order of a layer.
 
-use super::{clock::Clock, widths::Sample};
+use super::{
+    clock::Clock,
+    widths::{LANGUAGE_ROWS, Sample},
+};
 use crate::{
     compute::{Binding, Engine, Inputs, Staged},
     measure::MeasureError,
@@ -19,9 +22,6 @@ use galaxy_graph::{
     },
 };
 use galaxy_model::{ModelSpec, NormPlace};
-
-/// The most rows of the language head's grid: a sequence has one last row.
-pub(super) const LANGUAGE_ROWS: u32 = 64;
 
 /// The time of one operation: kernel, sizes, nanoseconds without pauses.
 pub(super) type Taken = (Kernel, Vec<u32>, f64);

@@ -1,6 +1,5 @@
 //! The widths at which matrices are measured, and how many of them a device has room for. Pure.
 
-use super::setup::LANGUAGE_ROWS;
 use galaxy_common::{BlockAssignment, Bytes, Column, Head, Span, Token, WeightFormat};
 use galaxy_graph::{budget, holdings::READ_BUFFERS, lower::kv_span};
 use galaxy_model::{HeadSpec, ModelSpec};
@@ -9,6 +8,8 @@ use galaxy_model::{HeadSpec, ModelSpec};
 const SHARES: [f64; 4] = [1.0, 0.5, 0.25, 0.125];
 /// The most rows that are measured: beyond, times grow in proportion to the pairs of an axis.
 pub(super) const MOST_ROWS: u32 = 512;
+/// The most rows of the language head's grid: a sequence has one last row.
+pub(super) const LANGUAGE_ROWS: u32 = 64;
 /// The fewest rows that are measured, where memory is short.
 const LEAST_ROWS: u32 = 64;
 /// The most bytes of the slice of a language head: more only takes longer to load.

@@ -139,6 +139,21 @@ pub enum LowerError {
     },
 }
 
+/// What is lowered: a batch of one phase, for a model under a plan.
+#[derive(Clone, Copy)]
+pub(crate) struct Lowering<'a> {
+    /// The graph whose operators the programs name.
+    pub graph: &'a Arc<OperatorGraph>,
+    /// The description of the model.
+    pub spec: &'a ModelSpec,
+    /// The plan by which devices divide the model.
+    pub plan: &'a Plan,
+    /// The phase, which decides which assignment of each device is in force.
+    pub phase: Phase,
+    /// The shape of the batch.
+    pub shape: &'a BatchShape,
+}
+
 /// One program for each rank of the plan. `formats` are those of the model's matrices: what comes from disk
 /// follows from them.
 ///
@@ -153,25 +168,22 @@ pub fn lower(
 ) -> Result<Vec<Program>, LowerError> {
     let graph = Arc::new(OperatorGraph::of(spec));
     let pieces = |rank: Rank| pieces::of_device(&graph, formats, &plan.ring[rank.index()]);
-    of_graph(&graph, spec, plan, phase, shape, &pieces)
+    of_graph(Lowering { graph: &graph, spec, plan, phase, shape }, &pieces)
 }
 
 /// Lowers as `lower` does, with an operator graph that exists already. `pieces` gives those of a device that reads
 /// its weights from disk.
 pub(crate) fn of_graph(
-    graph: &Arc<OperatorGraph>,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
+    lowering: Lowering<'_>,
     pieces: &dyn Fn(Rank) -> Vec<Piece>,
 ) -> Result<Vec<Program>, LowerError> {
+    let Lowering { spec, plan, shape, .. } = lowering;
     fits(spec, plan)?;
     takes(spec, plan, shape)?;
     let order = Order::default();
     let ranks = plan.ranked().map(|(rank, _)| rank);
     let program = |rank: Rank| {
-        let operations = operations(graph, spec, plan, phase, shape, rank, &order);
+        let operations = operations(lowering, rank, &order);
         match &plan.ring[rank.index()].streaming {
             Some(streaming) => stream::weave(operations, streaming, &pieces(rank))?.finish(),
             None => operations.finish(),
@@ -181,20 +193,12 @@ pub(crate) fn of_graph(
 }
 
 /// The operations of one rank, without a check of the plan and the shape.
-fn operations(
-    graph: &Arc<OperatorGraph>,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
-    rank: Rank,
-    order: &Order,
-) -> Builder {
-    match (plan.layout, phase) {
-        (Layout::Stages, _) => pipeline::program(graph, spec, plan, phase, shape, rank),
-        (_, Phase::Decode) => decode::program(graph, spec, plan, shape, rank),
-        (Layout::Ring, _) => galaxy::program(graph, spec, plan, phase, shape, rank, order),
-        (Layout::Replicated, _) => megatron::program(graph, spec, plan, phase, shape, rank),
+fn operations(lowering: Lowering<'_>, rank: Rank, order: &Order) -> Builder {
+    match (lowering.plan.layout, lowering.phase) {
+        (Layout::Stages, _) => pipeline::program(lowering, rank),
+        (_, Phase::Decode) => decode::program(lowering, rank),
+        (Layout::Ring, _) => galaxy::program(lowering, rank, order),
+        (Layout::Replicated, _) => megatron::program(lowering, rank),
     }
 }
 
@@ -209,7 +213,10 @@ pub(crate) fn sketches(
 ) -> impl Iterator<Item = Result<Sketch, LowerError>> {
     let graph = Arc::new(OperatorGraph::of(spec));
     let order = Order::default();
-    let sketch = move |rank| operations(&graph, spec, plan, phase, shape, rank, &order).sketch();
+    let sketch = move |rank| {
+        let lowering = Lowering { graph: &graph, spec, plan, phase, shape };
+        operations(lowering, rank, &order).sketch()
+    };
     ranks.iter().copied().map(sketch)
 }
 

@@ -5,6 +5,7 @@ use crate::{
     LowerError, Program,
     holdings::Cuts,
     links, lower,
+    lower::Lowering,
     operators::{AddNorm, Axes, Axis, CutSide, Operator, OperatorGraph, OperatorId},
     pieces,
 };
@@ -209,14 +210,15 @@ impl Selected {
     /// # Errors
     /// As [`lower()`]; when rows are to be cached of fewer heads than devices cache.
     pub fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Vec<Program>, LowerError> {
-        let (graph, formats, plan) = &self.whole;
+        let (whole, formats, held) = &self.whole;
         let heads = |graph: &OperatorGraph| graph.attentions().next().map(|(_, of)| of.heads);
         let kept = shape.segments().iter().any(|segment| segment.cached);
-        if kept && heads(graph) != heads(&self.graph) {
+        if kept && heads(whole) != heads(&self.graph) {
             let why = "devices keep keys and values of all their heads: select all heads";
             return Err(LowerError::Selection { why });
         }
-        let pieces = |rank: Rank| pieces::of_device(graph, formats, &plan.ring[rank.index()]);
-        lower::of_graph(&self.graph, &self.spec, &self.plan, phase, shape, &pieces)
+        let pieces = |rank: Rank| pieces::of_device(whole, formats, &held.ring[rank.index()]);
+        let Self { graph, spec, plan, .. } = self;
+        lower::of_graph(Lowering { graph, spec, plan, phase, shape }, &pieces)
     }
 }

@@ -1,6 +1,7 @@
 //! What a device computes in a block, whoever owns the rows and however they arrived.
 
 use super::{
+    Lowering,
     build::{Builder, Value},
     kv_span, visible,
 };
@@ -110,7 +111,7 @@ pub(super) fn first_products(
 /// Runs attention and the last products of a block on some rows; returns the device's partial sums.
 pub(super) fn last_products(
     b: &mut Builder,
-    (spec, shape): (&ModelSpec, &BatchShape),
+    lowering: Lowering<'_>,
     layer: u32,
     heads: Span<Head>,
     inside: BlockInner,
@@ -119,20 +120,43 @@ pub(super) fn last_products(
     let mut sum: Option<Value> = None;
     let of = b.operators(layer);
     let mut product = |b: &mut Builder, operator, from: Region| {
-        let out = b.tensor(Role::Partial, rows, spec.hidden);
+        let out = b.tensor(Role::Partial, rows, lowering.spec.hidden);
         let mut reads = vec![from];
         reads.extend(sum.map(Value::all));
         b.compute(b.product(layer, operator), &reads, &[out.all()]);
         sum = Some(out);
     };
     if let Some(qkv) = inside.qkv {
-        let context = attend(b, spec, shape, layer, heads, qkv, rows);
+        let context = attend(b, lowering, layer, heads, qkv, rows);
         product(b, of.output, context.all());
     }
     if let Some(inner) = inside.intermediate {
         product(b, of.down, inner.rows(rows));
     }
     sum.expect("who computes in a block has one of its products")
+}
+
+/// The sum of a block, which is added to the residual after it.
+#[derive(Clone, Copy)]
+pub(super) struct BlockSum {
+    /// The part of the sum that this device has computed or added up, if there is one.
+    pub partial: Option<Region>,
+    /// The part of the sum that came in wire format and is still to be added, if there is one.
+    pub staged: Option<Value>,
+}
+
+impl BlockSum {
+    /// The regions of its parts.
+    pub fn regions(self) -> impl Iterator<Item = Region> {
+        self.partial.into_iter().chain(self.staged.map(Value::all))
+    }
+}
+
+impl From<Value> for BlockSum {
+    /// A sum that this device has computed all of.
+    fn from(whole: Value) -> Self {
+        Self { partial: Some(whole.all()), staged: None }
+    }
 }
 
 /// The residual addition after a block, with the norm that follows at once; and whether that norm has a
@@ -142,8 +166,7 @@ pub(super) fn join_kind(
     spec: &ModelSpec,
     layer: u32,
     block: Block,
-    partial: bool,
-    staged: bool,
+    sum: BlockSum,
 ) -> (OpKind, bool) {
     let post = spec.norm_place == NormPlace::Post;
     let of = b.operators(layer);
@@ -151,6 +174,7 @@ pub(super) fn join_kind(
         Block::Attention => of.after_attention,
         _ => of.after_mlp,
     };
+    let (partial, staged) = (sum.partial.is_some(), sum.staged.is_some());
     (OpKind::AddNorm { add, norm, post, partial, staged }, !post)
 }
 
@@ -158,13 +182,13 @@ pub(super) fn join_kind(
 /// in the rows of one tensor, keys and values last in the rows of the same or another.
 fn attend(
     b: &mut Builder,
-    spec: &ModelSpec,
-    shape: &BatchShape,
+    lowering: Lowering<'_>,
     layer: u32,
     heads: Span<Head>,
     (from, over): (Value, Value),
     rows: Span<Row>,
 ) -> Value {
+    let Lowering { spec, shape, .. } = lowering;
     let kv_heads = kv_span(spec, heads);
     let queries = heads.len() * spec.head_width;
     let keys = 2 * kv_heads.len() * spec.head_width;

@@ -58,6 +58,17 @@ impl Value {
     }
 }
 
+/// A tile in wire format, as its receiver knows it before it comes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    /// What its values are.
+    pub role: Role,
+    /// Its rows.
+    pub rows: Span<Row>,
+    /// How many values a row has.
+    pub width: u32,
+}
+
 impl Builder {
     pub fn new(
         graph: &Arc<OperatorGraph>,
@@ -143,17 +154,10 @@ impl Builder {
         self.push(Lane::Send(to), OpKind::Send { transfer, tile }, &[staged.all()], &[]);
     }
 
-    pub fn receive(
-        &mut self,
-        from: Rank,
-        transfer: u32,
-        tile: u16,
-        role: Role,
-        rows: Span<Row>,
-        width: u32,
-    ) -> Value {
-        let staged = self.tensor(role, rows, width);
-        let kind = OpKind::Receive { transfer, tile };
+    /// Receives a tile that the sender gives to [`Builder::send`] with the same transfer and number.
+    pub fn receive(&mut self, from: Rank, transfer: u32, number: u16, tile: Tile) -> Value {
+        let staged = self.tensor(tile.role, tile.rows, tile.width);
+        let kind = OpKind::Receive { transfer, tile: number };
         self.push(Lane::Receive(from), kind, &[], &[staged.all()]);
         staged
     }

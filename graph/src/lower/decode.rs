@@ -7,20 +7,18 @@
 //! and nothing travels.
 
 use super::{
-    block::{blocks, computes, embed, first_products, join_kind, last_products, room},
-    build::{Builder, Value},
-    collective::{Collective, transfer},
+    Lowering,
+    block::{BlockSum, blocks, computes, embed, first_products, join_kind, last_products, room},
+    build::{Builder, Tile, Value},
+    collective::{Collective, Transfers},
     galaxy::Carried,
     head,
     ring::Ring,
 };
-use crate::operators::OperatorGraph;
 use crate::program::{Block, OpKind, Region, Role};
 use galaxy_common::{
-    BatchShape, BlockAssignment, DevicePlan, Layout, Mode, Plan, Rank, Row, Span, plan::Phase,
+    BlockAssignment, DevicePlan, Layout, Mode, Plan, Rank, Row, Span, plan::Phase,
 };
-use galaxy_model::ModelSpec;
-use std::sync::Arc;
 
 const PHASE: Phase = Phase::Decode;
 
@@ -33,13 +31,8 @@ pub(super) fn carries(plan: &Plan, device: &DevicePlan) -> bool {
     }
 }
 
-pub(super) fn program(
-    graph: &Arc<OperatorGraph>,
-    spec: &ModelSpec,
-    plan: &Plan,
-    shape: &BatchShape,
-    rank: Rank,
-) -> Builder {
+pub(super) fn program(lowering: Lowering<'_>, rank: Rank) -> Builder {
+    let Lowering { graph, plan, shape, .. } = lowering;
     let ring = Ring::layers(plan, PHASE);
     let mut b = Builder::new(graph, plan, PHASE, rank, 4 * ring.len());
     let all = Span::<Row>::first(shape.rows());
@@ -52,18 +45,16 @@ pub(super) fn program(
     }
     let mut last = None;
     if let Some(me) = ring.position(rank) {
-        let mut device = Device { spec, plan, shape, ring: &ring, me, carriers, all, b: &mut b };
+        let mut device = Device { lowering, ring: &ring, me, carriers, all, b: &mut b };
         last = device.layers();
     }
     let has_all = |rank: Rank| carries(plan, &plan.ring[rank.index()]);
-    head::lower(&mut b, spec, plan, PHASE, shape, &owned, has_all, last);
+    head::lower(&mut b, lowering, &owned, has_all, last);
     b
 }
 
 struct Device<'a> {
-    spec: &'a ModelSpec,
-    plan: &'a Plan,
-    shape: &'a BatchShape,
+    lowering: Lowering<'a>,
     ring: &'a Ring,
     me: usize,
     /// Which positions of the ring carry rows.
@@ -74,18 +65,18 @@ struct Device<'a> {
 
 impl Device<'_> {
     fn part(&self, at: usize, layer: u32) -> BlockAssignment {
-        self.plan.ring[self.ring.rank(at).index()].assignment(PHASE).block(layer)
+        self.lowering.plan.ring[self.ring.rank(at).index()].assignment(PHASE).block(layer)
     }
 
     /// Runs all layers; returns the rows after the last norm.
     fn layers(&mut self) -> Option<Value> {
         let mut carried = self.carriers[self.me].then(|| self.embed());
-        for layer in 0..self.spec.layers {
+        let Lowering { spec, plan, .. } = self.lowering;
+        for layer in 0..spec.layers {
             self.b.layer();
-            for &block in blocks(self.spec) {
+            for &block in blocks(spec) {
                 self.b.at = (block, layer);
-                let modes =
-                    self.plan.modes(layer).expect("a checked plan has modes of every layer");
+                let modes = plan.modes(layer).expect("a checked plan has modes of every layer");
                 let mode = if block == Block::Attention { modes.attention } else { modes.mlp };
                 carried = match mode {
                     Mode::Tensor => self.shared(block, layer, carried),
@@ -97,7 +88,7 @@ impl Device<'_> {
     }
 
     fn embed(&mut self) -> Carried {
-        let carried = Carried::new(self.b, self.spec, self.all);
+        let carried = Carried::new(self.b, self.lowering.spec, self.all);
         let residual = carried.residual.all();
         embed(self.b, residual, carried.normed.all());
         carried
@@ -106,24 +97,25 @@ impl Device<'_> {
     /// The device's partial sums of a block.
     fn partial(&mut self, block: Block, layer: u32, normed: Region) -> Value {
         let part = self.part(self.me, layer);
-        let inside = room(self.b, self.spec, &part, block, self.all);
+        let inside = room(self.b, self.lowering.spec, &part, block, self.all);
         first_products(self.b, layer, normed, inside, self.all);
-        last_products(self.b, (self.spec, self.shape), layer, part.heads, inside, self.all)
+        last_products(self.b, self.lowering, layer, part.heads, inside, self.all)
     }
 
     /// A block that the device holds all of and computes alone.
     fn alone(&mut self, block: Block, layer: u32, carried: Carried) -> Carried {
         let partial = self.partial(block, layer, carried.normed.all());
-        self.join(block, layer, carried, Some(partial.all()), None)
+        self.join(block, layer, carried, BlockSum::from(partial))
     }
 
     /// A block that several devices have a part of.
     fn shared(&mut self, block: Block, layer: u32, carried: Option<Carried>) -> Option<Carried> {
-        let (n, me) = (self.ring.len(), self.me);
+        let (spec, n, me) = (self.lowering.spec, self.ring.len(), self.me);
         let takes_part: Vec<bool> =
-            (0..n).map(|at| computes(self.spec, &self.part(at, layer), block)).collect();
-        let id = |collective, owner| transfer(layer, block, collective, n, owner, 1, 0);
-        let hidden = self.spec.hidden;
+            (0..n).map(|at| computes(spec, &self.part(at, layer), block)).collect();
+        let transfers = Transfers { owners: n, tiles: 1 };
+        let id = |collective, owner| transfers.id((block, layer), collective, owner, 0);
+        let hidden = spec.hidden;
         // A device that does not carry rows gets them from the first that does.
         let first = self.carriers.iter().position(|carries| *carries);
         let guests: Vec<usize> =
@@ -139,7 +131,8 @@ impl Device<'_> {
                 }
             } else if guests.contains(&me) {
                 let from = self.ring.rank(first);
-                let staged = self.b.receive(from, name, 0, Role::RowTile, self.all, hidden);
+                let tile = Tile { role: Role::RowTile, rows: self.all, width: hidden };
+                let staged = self.b.receive(from, name, 0, tile);
                 let rows = self.b.tensor(Role::Gathered, self.all, hidden);
                 self.b.compute(OpKind::Import, &[staged.all()], &[rows.all()]);
                 normed = Some(rows.all());
@@ -176,41 +169,33 @@ impl Device<'_> {
                 (true, None) => continue,
                 (false, _) => {
                     let (from, name) = (self.ring.rank(at), id(Collective::Scatter, at));
-                    self.b.receive(from, name, 0, Role::SumTile, self.all, hidden)
+                    let tile = Tile { role: Role::SumTile, rows: self.all, width: hidden };
+                    self.b.receive(from, name, 0, tile)
                 }
             };
             sums.push(tile);
         }
-        let last = sums.pop();
-        let mut sum = if own.is_none() { partial.map(Value::all) } else { None };
+        let staged = sums.pop();
+        let mut partial = if own.is_none() { partial.map(Value::all) } else { None };
         for staged in sums {
             let more = self.b.tensor(Role::Partial, self.all, hidden);
-            let (kind, mut reads) = match sum {
-                Some(sum) => (OpKind::Add, vec![sum]),
+            let (kind, mut reads) = match partial {
+                Some(partial) => (OpKind::Add, vec![partial]),
                 None => (OpKind::Import, Vec::new()),
             };
             reads.push(staged.all());
             self.b.compute(kind, &reads, &[more.all()]);
-            sum = Some(more.all());
+            partial = Some(more.all());
         }
-        Some(self.join(block, layer, carried, sum, last))
+        Some(self.join(block, layer, carried, BlockSum { partial, staged }))
     }
 
-    fn join(
-        &mut self,
-        block: Block,
-        layer: u32,
-        carried: Carried,
-        partial: Option<Region>,
-        staged: Option<Value>,
-    ) -> Carried {
+    fn join(&mut self, block: Block, layer: u32, carried: Carried, sum: BlockSum) -> Carried {
         self.b.at = (Block::Connective, layer);
-        let joined = Carried::new(self.b, self.spec, self.all);
-        let (kind, two) =
-            join_kind(self.b, self.spec, layer, block, partial.is_some(), staged.is_some());
+        let joined = Carried::new(self.b, self.lowering.spec, self.all);
+        let (kind, two) = join_kind(self.b, self.lowering.spec, layer, block, sum);
         let mut reads = vec![carried.residual.all()];
-        reads.extend(partial);
-        reads.extend(staged.map(Value::all));
+        reads.extend(sum.regions());
         let mut writes = vec![joined.residual.all()];
         writes.extend(two.then(|| joined.normed.all()));
         self.b.compute(kind, &reads, &writes);

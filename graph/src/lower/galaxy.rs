@@ -11,32 +11,24 @@
 //! owner to reader, and partial sums straight to the owner, which adds them.
 
 use super::{
-    block::{BlockInner, computes, embed, first_products, join_kind, last_products, room},
-    build::{Builder, Value},
-    collective::{Collective, transfer},
+    Lowering,
+    block::{
+        BlockInner, BlockSum, computes, embed, first_products, join_kind, last_products, room,
+    },
+    build::{Builder, Tile, Value},
+    collective::{Collective, Transfers},
     cuts::cuts,
     exchange, head,
     order::Order,
     ring::{Hop, Ring, Route},
     visible,
 };
-use crate::operators::OperatorGraph;
 use crate::program::{Block, OpKind, Region, Role};
-use galaxy_common::{
-    BatchShape, BlockAssignment, Exchange, Mode, Plan, Rank, Row, Span, WireType, plan::Phase,
-};
+use galaxy_common::{BatchShape, BlockAssignment, Exchange, Mode, Rank, Row, Span, WireType};
 use galaxy_model::{ModelSpec, NormPlace};
-use std::sync::Arc;
 
-pub(super) fn program(
-    graph: &Arc<OperatorGraph>,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
-    rank: Rank,
-    order: &Order,
-) -> Builder {
+pub(super) fn program(lowering: Lowering<'_>, rank: Rank, order: &Order) -> Builder {
+    let Lowering { graph, spec, plan, phase, shape } = lowering;
     let ring = Ring::layers(plan, phase);
     let rows = cuts(plan, phase, shape);
     let depth = 2 * usize::from(plan.tiles) * ring.len();
@@ -61,10 +53,7 @@ pub(super) fn program(
             (0..ring.len()).map(of).collect()
         };
         let mut device = Device {
-            spec,
-            plan,
-            shape,
-            phase,
+            lowering,
             order,
             me,
             own: rows[rank.index()],
@@ -79,7 +68,7 @@ pub(super) fn program(
         };
         last = device.layers();
     }
-    head::lower(&mut builder, spec, plan, phase, shape, &rows, |_| false, last);
+    head::lower(&mut builder, lowering, &rows, |_| false, last);
     builder
 }
 
@@ -150,10 +139,7 @@ pub(super) struct Ahead {
 }
 
 pub(super) struct Device<'a> {
-    pub spec: &'a ModelSpec,
-    pub plan: &'a Plan,
-    pub shape: &'a BatchShape,
-    pub phase: Phase,
+    pub lowering: Lowering<'a>,
     pub order: &'a Order,
     pub me: usize,
     pub own: Span<Row>,
@@ -169,27 +155,29 @@ pub(super) struct Device<'a> {
 
 impl Device<'_> {
     pub(super) fn hidden(&self) -> u32 {
-        self.spec.hidden
+        self.lowering.spec.hidden
     }
     pub(super) fn part(&self, at: usize, layer: u32) -> BlockAssignment {
-        self.plan.ring[self.ring.rank(at).index()].assignment(self.phase).block(layer)
+        let Lowering { plan, phase, .. } = self.lowering;
+        plan.ring[self.ring.rank(at).index()].assignment(phase).block(layer)
     }
     /// Which positions of the ring compute in a block.
     pub(super) fn active(&self, next: Next) -> Vec<bool> {
-        let computes = |at| computes(self.spec, &self.part(at, next.layer), next.block);
+        let computes = |at| computes(self.lowering.spec, &self.part(at, next.layer), next.block);
         (0..self.ring.len()).map(computes).collect()
     }
     pub(super) fn mode(&self, next: Next) -> Mode {
-        let modes = self.plan.modes(next.layer).expect("a checked plan has modes of every layer");
+        let plan = self.lowering.plan;
+        let modes = plan.modes(next.layer).expect("a checked plan has modes of every layer");
         if next.block == Block::Attention { modes.attention } else { modes.mlp }
     }
     /// Whether tiles of a gather are collected by tile and not by owner: where a device works on one
     /// own tile after another, what it passes on must not wait for its last.
     pub(super) fn by_tile(&self) -> bool {
-        self.plan.any_sequence()
+        self.lowering.plan.any_sequence()
     }
     fn overlaps(&self) -> bool {
-        self.plan.tiles > 1
+        self.lowering.plan.tiles > 1
     }
     pub(super) fn transfer(
         &self,
@@ -198,7 +186,8 @@ impl Device<'_> {
         owner: usize,
         tile: usize,
     ) -> u32 {
-        transfer(next.layer, next.block, collective, self.ring.len(), owner, self.plan.tiles, tile)
+        let transfers = Transfers { owners: self.ring.len(), tiles: self.lowering.plan.tiles };
+        transfers.id((next.block, next.layer), collective, owner, tile)
     }
 
     /// Runs all layers; returns the rows after the last norm.
@@ -215,7 +204,7 @@ impl Device<'_> {
             if here.block == Block::Attention {
                 self.b.layer();
             }
-            let next = here.after(self.spec);
+            let next = here.after(self.lowering.spec);
             carried = match (self.mode(here), here.block) {
                 (Mode::Tensor, _) => {
                     let inside = self.enter(here, carried, std::mem::take(&mut ahead.staged));
@@ -236,7 +225,7 @@ impl Device<'_> {
             return None;
         }
         self.b.at = (Block::Embedding, 0);
-        let carried = Carried::new(self.b, self.spec, self.own);
+        let carried = Carried::new(self.b, self.lowering.spec, self.own);
         let residual = carried.residual.all();
         embed(self.b, residual, carried.normed.all());
         for tile in 0..self.tiles[self.me].len() {
@@ -271,7 +260,7 @@ impl Device<'_> {
     /// Exports one own tile for the gather of `next`, and sends it.
     fn depart(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
         let needs = self.active(next);
-        let route = self.ring.gather_route(exchange(self.plan), self.me, self.me, &needs);
+        let route = self.ring.gather_route(exchange(self.lowering.plan), self.me, self.me, &needs);
         // Without overlap the whole input is multiplied at once, so the own rows join it too.
         let joins = !self.overlaps() && needs[self.me] && self.own != self.all;
         if route.to.is_empty() && !joins {
@@ -293,16 +282,16 @@ impl Device<'_> {
         self.b.at = (here.block, here.layer);
         for owner in self.ring.arrivals(self.me).skip(1) {
             let Some(&rows) = self.tiles[owner].get(tile) else { continue };
-            let (route, of, reads) = match self.mode(here) {
+            let (route, expected, reads) = match self.mode(here) {
                 Mode::Tensor => {
                     let needs = self.active(here);
-                    let way = exchange(self.plan);
+                    let way = exchange(self.lowering.plan);
                     let route = self.ring.gather_route(way, owner, self.me, &needs);
-                    (route, (Role::RowTile, rows, self.hidden()), needs[self.me])
+                    (route, self.row_tile(rows), needs[self.me])
                 }
                 Mode::Sequence => self.keys_route(here.layer, owner, rows),
             };
-            let got = self.pass_on(here, &route, (owner, tile), of);
+            let got = self.pass_on(here, &route, (owner, tile), expected);
             staged.extend(got.filter(|_| reads));
         }
     }
@@ -313,11 +302,11 @@ impl Device<'_> {
         here: Next,
         route: &Route,
         (owner, tile): (usize, usize),
-        (role, rows, width): (Role, Span<Row>, u32),
+        expected: Tile,
     ) -> Option<Value> {
         let from = self.ring.rank(route.from?);
         let id = self.transfer(here, Collective::Gather, owner, tile);
-        let got = self.b.receive(from, id, tile as u16, role, rows, width);
+        let got = self.b.receive(from, id, tile as u16, expected);
         for &to in &route.to {
             self.b.send(self.ring.rank(to), id, tile as u16, got);
         }
@@ -332,6 +321,16 @@ impl Device<'_> {
         }
     }
 
+    /// A tile of some rows of the hidden width, which a gather brings.
+    fn row_tile(&self, rows: Span<Row>) -> Tile {
+        Tile { role: Role::RowTile, rows, width: self.hidden() }
+    }
+
+    /// A tile of sums of some rows.
+    fn sum_tile(&self, rows: Span<Row>) -> Tile {
+        Tile { role: Role::SumTile, rows, width: self.hidden() }
+    }
+
     /// Puts rows into wire format.
     pub(super) fn stage(&mut self, normed: Value, rows: Span<Row>) -> Value {
         let out = self.b.tensor(Role::RowTile, rows, self.hidden());
@@ -343,7 +342,7 @@ impl Device<'_> {
     /// Tensors for what the first products of a block compute of all rows, if this device computes in it.
     pub(super) fn first(&mut self, here: Next) -> BlockInner {
         let part = self.part(self.me, here.layer);
-        room(self.b, self.spec, &part, here.block, self.all)
+        room(self.b, self.lowering.spec, &part, here.block, self.all)
     }
 
     /// Imports rows that were gathered, and runs the first products on them.
@@ -381,10 +380,11 @@ impl Device<'_> {
         };
         staged.into_iter().for_each(|tile| read(self, tile));
         for owner in self.ring.arrivals(self.me).take(others).skip(1) {
-            let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
+            let route =
+                self.ring.gather_route(exchange(self.lowering.plan), owner, self.me, &needs);
             for tile in 0..self.tiles[owner].len() {
-                let of = (Role::RowTile, self.tiles[owner][tile], self.hidden());
-                if let Some(staged) = self.pass_on(here, &route, (owner, tile), of) {
+                let expected = self.row_tile(self.tiles[owner][tile]);
+                if let Some(staged) = self.pass_on(here, &route, (owner, tile), expected) {
                     read(self, staged);
                 }
             }
@@ -438,7 +438,7 @@ impl Device<'_> {
                 if !mine {
                     let added = hop.receive.then(|| {
                         let from = self.ring.rank(self.ring.previous(self.me));
-                        self.b.receive(from, id, tile, Role::SumTile, rows, self.hidden())
+                        self.b.receive(from, id, tile, self.sum_tile(rows))
                     });
                     let out = match partial {
                         Some(partial) => self.export(partial, rows, added),
@@ -453,8 +453,8 @@ impl Device<'_> {
                         None => self.sums(here, &contributes, index),
                     };
                     let (partial, sums) = self.in_order(&contributes, rows, partial, sums);
-                    let (partial, added) = self.add(rows, partial, sums);
-                    self.join(here, carried, joined, rows, partial, added);
+                    let sum = self.add(rows, partial, sums);
+                    self.join(here, carried, joined, rows, sum);
                     self.advance(next, joined, index, ahead);
                 }
             }
@@ -465,7 +465,7 @@ impl Device<'_> {
     /// Takes in the sums of an own tile: one that came along the ring, or one of each device that
     /// contributes, in rank order.
     fn sums(&mut self, here: Next, contributes: &[bool], tile: usize) -> Vec<Value> {
-        let from: Vec<usize> = match exchange(self.plan) {
+        let from: Vec<usize> = match exchange(self.lowering.plan) {
             Exchange::Ring => {
                 let hop = self.ring.scatter_hop(self.me, self.me, contributes);
                 hop.receive.then(|| self.ring.previous(self.me)).into_iter().collect()
@@ -474,10 +474,9 @@ impl Device<'_> {
                 (0..self.ring.len()).filter(|&at| at != self.me && contributes[at]).collect()
             }
         };
-        let (rows, hidden) = (self.tiles[self.me][tile], self.hidden());
+        let expected = self.sum_tile(self.tiles[self.me][tile]);
         let id = self.transfer(here, Collective::Scatter, self.me, tile);
-        let receive =
-            |at| self.b.receive(self.ring.rank(at), id, tile as u16, Role::SumTile, rows, hidden);
+        let receive = |at| self.b.receive(self.ring.rank(at), id, tile as u16, expected);
         from.into_iter().map(receive).collect()
     }
 
@@ -491,7 +490,7 @@ impl Device<'_> {
         mut sums: Vec<Value>,
     ) -> (Option<Region>, Vec<Value>) {
         let before = contributes[..self.me].iter().filter(|contributes| **contributes).count();
-        let exact = self.plan.wire == WireType::F32;
+        let exact = self.lowering.plan.wire == WireType::F32;
         match partial {
             Some(own) if !sums.is_empty() && (before > 1 || !exact) && self.is_direct() => {
                 let own = self.export(own, rows, None);
@@ -503,7 +502,7 @@ impl Device<'_> {
     }
 
     fn is_direct(&self) -> bool {
-        exchange(self.plan) == Exchange::Direct
+        exchange(self.lowering.plan) == Exchange::Direct
     }
 
     /// Adds sums to the device's own one, in their order, except the last, which the join adds.
@@ -512,7 +511,7 @@ impl Device<'_> {
         rows: Span<Row>,
         mut partial: Option<Region>,
         mut sums: Vec<Value>,
-    ) -> (Option<Region>, Option<Value>) {
+    ) -> BlockSum {
         let last = sums.pop();
         for staged in sums {
             let sum = self.b.tensor(Role::Partial, rows, self.hidden());
@@ -524,18 +523,18 @@ impl Device<'_> {
             self.b.compute(kind, &reads, &[sum.all()]);
             partial = Some(sum.all());
         }
-        (partial, last)
+        BlockSum { partial, staged: last }
     }
 
     /// Tensors for the own rows after a join.
     pub(super) fn joined(&mut self) -> Carried {
-        Carried::new(self.b, self.spec, self.own)
+        Carried::new(self.b, self.lowering.spec, self.own)
     }
 
     /// The device's partial sums of some rows.
     pub(super) fn partial(&mut self, here: Next, inside: BlockInner, rows: Span<Row>) -> Value {
         let heads = self.part(self.me, here.layer).heads;
-        last_products(self.b, (self.spec, self.shape), here.layer, heads, inside, rows)
+        last_products(self.b, self.lowering, here.layer, heads, inside, rows)
     }
 
     pub(super) fn export(
@@ -557,21 +556,12 @@ impl Device<'_> {
         carried: Carried,
         joined: Carried,
         rows: Span<Row>,
-        partial: Option<Region>,
-        added: Option<Value>,
+        sum: BlockSum,
     ) {
         self.b.at = (Block::Connective, here.layer);
-        let (kind, writes_two) = join_kind(
-            self.b,
-            self.spec,
-            here.layer,
-            here.block,
-            partial.is_some(),
-            added.is_some(),
-        );
+        let (kind, writes_two) = join_kind(self.b, self.lowering.spec, here.layer, here.block, sum);
         let mut reads = vec![carried.residual.rows(rows)];
-        reads.extend(partial);
-        reads.extend(added.map(Value::all));
+        reads.extend(sum.regions());
         let mut writes = vec![joined.residual.rows(rows)];
         if writes_two {
             writes.push(joined.normed.rows(rows));

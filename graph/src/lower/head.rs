@@ -1,8 +1,9 @@
 //! What follows the last layer: results of own rows, and the vocabulary-split head.
 
 use super::{
-    build::{Builder, Value},
-    collective::{Collective, transfer},
+    Lowering,
+    build::{Builder, Tile, Value},
+    collective::{Collective, Transfers},
     exchange,
     ring::Ring,
     wanted_rows,
@@ -10,24 +11,21 @@ use super::{
 use crate::program::{
     Block, OpKind, Output, OutputKind, Reduce, Region, Role, candidates_tile_bytes,
 };
-use galaxy_common::{BatchShape, Exchange, Plan, Pooling, Rank, Row, Span, Wanted, plan::Phase};
+use galaxy_common::{Exchange, Pooling, Rank, Row, Span, Wanted};
 use galaxy_model::{ClassRow, HeadSpec, ModelSpec};
 
 /// Emits the results of the rows that this device owns by `owned` (a span for each rank), reading
 /// them from `last`, the rows after the last norm; then gathers the rows that the vocabulary-split
 /// head reads, and multiplies this device's slice. Devices for which `has_all` says so have rows of
 /// others, too. Where a token is wanted, all devices choose it.
-#[expect(clippy::too_many_arguments, reason = "the end of a program, all of it is its input")]
 pub(super) fn lower(
     b: &mut Builder,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
+    lowering: Lowering<'_>,
     owned: &[Span<Row>],
     has_all: impl Fn(Rank) -> bool,
     last: Option<Value>,
 ) {
+    let Lowering { spec, shape, .. } = lowering;
     b.at = (Block::Head, spec.layers);
     let rank = b.rank();
     let own = owned[rank.index()];
@@ -35,27 +33,21 @@ pub(super) fn lower(
         for (index, (rows, segment)) in shape.placed().enumerate() {
             let here = rows.intersect(own);
             if !here.is_empty() {
-                emit_rows(b, spec, index as u32, rows, segment.wanted, here, last);
+                emit_rows(b, spec, index as u32, rows, segment.wanted, last.rows(here));
             }
         }
     }
-    let made = logits(b, spec, plan, phase, shape, owned, has_all, last);
+    let made = logits(b, lowering, owned, has_all, last);
     if shape.choices().next().is_some() {
-        choose(b, spec, plan, phase, shape, &made);
+        choose(b, lowering, &made);
     }
 }
 
 /// Candidates for the next tokens of a batch go in one tile from each device that has a slice of the
 /// vocabulary to all others, and all choose. `logits` are the rows that tokens are chosen from, if
 /// this device has any.
-fn choose(
-    b: &mut Builder,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
-    logits: &[Region],
-) {
+fn choose(b: &mut Builder, lowering: Lowering<'_>, logits: &[Region]) {
+    let Lowering { spec, plan, phase, shape, .. } = lowering;
     let me = b.rank();
     let slice = |rank: Rank| plan.ring[rank.index()].assignment(phase).vocabulary;
     let bytes = |rank: Rank| candidates_tile_bytes(shape, slice(rank).len());
@@ -86,26 +78,28 @@ fn choose(
     }
 }
 
+/// Emits what is wanted of a segment, which has these rows of the batch, as far as it follows from those of its rows
+/// that are `here`: own ones after the last norm.
 fn emit_rows(
     b: &mut Builder,
     spec: &ModelSpec,
     segment: u32,
     rows: Span<Row>,
     wanted: Wanted,
-    here: Span<Row>,
-    last: Value,
+    here: Region,
 ) {
+    let own = here.rows;
     let first_row = Span::new(rows.start(), rows.start() + 1);
     let last_row = Span::new(rows.end() - 1, rows.end());
     let mut one = |row: Span<Row>, kind: OutputKind| {
-        if here.contains(row) {
-            b.emit(Output { segment, kind }, last.rows(row));
+        if own.contains(row) {
+            b.emit(Output { segment, kind }, Region { rows: row, ..here });
         }
     };
     match wanted {
         Wanted::Hidden => {
-            let within = Span::new(here.start() - rows.start(), here.end() - rows.start());
-            b.emit(Output { segment, kind: OutputKind::Hidden { rows: within } }, last.rows(here));
+            let within = Span::new(own.start() - rows.start(), own.end() - rows.start());
+            b.emit(Output { segment, kind: OutputKind::Hidden { rows: within } }, here);
         }
         Wanted::Pooled(pooling) => {
             let pooled = |reduce, rows| OutputKind::Pooled { reduce, rows };
@@ -113,12 +107,12 @@ fn emit_rows(
                 Pooling::Cls => one(first_row, pooled(Reduce::Row, 1)),
                 Pooling::LastToken => one(last_row, pooled(Reduce::Row, 1)),
                 Pooling::Mean | Pooling::MeanSqrtLen => {
-                    let kind = pooled(Reduce::Sum, here.len());
-                    b.emit(Output { segment, kind }, last.rows(here));
+                    let kind = pooled(Reduce::Sum, own.len());
+                    b.emit(Output { segment, kind }, here);
                 }
                 Pooling::Max => {
-                    let kind = pooled(Reduce::Max, here.len());
-                    b.emit(Output { segment, kind }, last.rows(here));
+                    let kind = pooled(Reduce::Max, own.len());
+                    b.emit(Output { segment, kind }, here);
                 }
             }
         }
@@ -182,17 +176,14 @@ fn select(b: &mut Builder, wanted: &[Numbered], own: Span<Row>, last: Value, pie
 /// Gathers the wanted rows, multiplies them with this device's slice of the vocabulary, and emits
 /// the logits that were asked for. Returns the rows of logits that tokens are chosen from, in the
 /// order of their segments.
-#[expect(clippy::too_many_arguments, reason = "as above")]
 fn logits(
     b: &mut Builder,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
+    lowering: Lowering<'_>,
     owned: &[Span<Row>],
     has_all: impl Fn(Rank) -> bool,
     last: Option<Value>,
 ) -> Vec<Region> {
+    let Lowering { spec, plan, phase, shape, .. } = lowering;
     let wanted = wanted_rows(shape);
     let ring = Ring::head(plan, phase);
     let Some(me) = ring.position(b.rank()) else { return Vec::new() };
@@ -212,9 +203,9 @@ fn logits(
         let own = numbers(&wanted, owned[ring.rank(at).index()]);
         own.cut(u32::from(plan.tiles)).filter(|t| !t.is_empty()).collect()
     };
+    let transfers = Transfers { owners: ring.len(), tiles: plan.tiles };
     let id = |owner: usize, tile: usize| {
-        let (n, t) = (ring.len(), plan.tiles);
-        transfer(spec.layers, Block::Head, Collective::Gather, n, owner, t, tile)
+        transfers.id((Block::Head, spec.layers), Collective::Gather, owner, tile)
     };
     let language = b.graph.language.filter(|_| !slice.is_empty());
     let out = language.map(|operator| {
@@ -244,7 +235,8 @@ fn logits(
             } else {
                 let Some(from) = route.from else { continue };
                 let (from, id) = (ring.rank(from), id(owner, tile));
-                let staged = b.receive(from, id, tile as u16, Role::RowTile, rows, width);
+                let expected = Tile { role: Role::RowTile, rows, width };
+                let staged = b.receive(from, id, tile as u16, expected);
                 for &to in &route.to {
                     b.send(ring.rank(to), id, tile as u16, staged);
                 }

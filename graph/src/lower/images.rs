@@ -3,7 +3,7 @@
 //! what is changed.
 #![allow(clippy::unwrap_used)]
 
-use super::build::{Builder, Value as Tile};
+use super::build::{Builder, Tile, Value as Tensor};
 use crate::{
     Program, VerifyError,
     operators::{
@@ -103,7 +103,7 @@ impl Network {
     fn program(&self, plan: &Plan, weights: &[u32], rank: usize) -> Program {
         let graph = Arc::new(self.graph.clone());
         let mut b = Builder::new(&graph, plan, Phase::Prefill, Rank(rank as u16), 4);
-        let mut tensors: Vec<Option<Tile>> = Vec::new();
+        let mut tensors: Vec<Option<Tensor>> = Vec::new();
         let count = weights.len();
         for value in 0..self.graph.values.len() {
             let (own, has) = (self.own(value, weights, rank), self.has(value, weights, rank));
@@ -138,7 +138,8 @@ impl Network {
                 let rows = self.own(value, weights, from).intersect(has);
                 if !rows.is_empty() {
                     let (peer, id) = (Rank(from as u16), transfer(from, rank));
-                    let tile = b.receive(peer, id, 0, Role::RowTile, rows, width);
+                    let tile = Tile { role: Role::RowTile, rows, width };
+                    let tile = b.receive(peer, id, 0, tile);
                     b.compute(OpKind::Import, &[tile.all()], &[tensor.rows(rows)]);
                 }
             }

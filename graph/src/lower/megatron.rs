@@ -2,26 +2,19 @@
 //! (the baseline of Galaxy, §IV-A). Nothing overlaps.
 
 use super::{
-    block::{blocks, computes, embed, first_products, join_kind, last_products, room},
-    build::{Builder, Value},
-    collective::{Collective, transfer},
+    Lowering,
+    block::{BlockSum, blocks, computes, embed, first_products, join_kind, last_products, room},
+    build::{Builder, Tile, Value},
+    collective::{Collective, Transfers},
     head,
     ring::Ring,
 };
-use crate::operators::OperatorGraph;
 use crate::program::{Block, OpKind, Role};
-use galaxy_common::{BatchShape, Plan, Rank, Row, Span, plan::Phase};
-use galaxy_model::{ModelSpec, NormPlace};
-use std::sync::Arc;
+use galaxy_common::{Rank, Row, Span};
+use galaxy_model::NormPlace;
 
-pub(super) fn program(
-    graph: &Arc<OperatorGraph>,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
-    rank: Rank,
-) -> Builder {
+pub(super) fn program(lowering: Lowering<'_>, rank: Rank) -> Builder {
+    let Lowering { graph, spec, plan, phase, shape } = lowering;
     let ring = Ring::layers(plan, phase);
     // The head sends all own tiles before it receives the first of another device.
     let depth = (4 * ring.len()).max(2 * usize::from(plan.tiles));
@@ -37,6 +30,8 @@ pub(super) fn program(
     if let Some(me) = ring.position(rank) {
         let hidden = spec.hidden;
         let pre = spec.norm_place == NormPlace::Pre;
+        let transfers = Transfers { owners: ring.len(), tiles: plan.tiles };
+        let reduce = AllReduce { ring: &ring, me, chunks: &chunks, hidden, transfers };
         let mut residual = b.tensor(Role::Residual, all, hidden);
         let mut normed = if pre { b.tensor(Role::Normed, all, hidden) } else { residual };
         embed(&mut b, residual.all(), normed.all());
@@ -51,19 +46,14 @@ pub(super) fn program(
                 let partial = contributes[me].then(|| {
                     let inside = room(&mut b, spec, &part(me), block, all);
                     first_products(&mut b, layer, normed.all(), inside, all);
-                    last_products(&mut b, (spec, shape), layer, part(me).heads, inside, all)
+                    last_products(&mut b, lowering, layer, part(me).heads, inside, all)
                 });
                 let sum = match (ring.len(), partial) {
                     (1, Some(partial)) => partial,
-                    _ => {
-                        let id = |collective, owner| {
-                            transfer(layer, block, collective, ring.len(), owner, plan.tiles, 0)
-                        };
-                        all_reduce(&mut b, &ring, me, &chunks, &contributes, partial, hidden, id)
-                    }
+                    _ => reduce.lower(&mut b, (block, layer), &contributes, partial),
                 };
                 b.at = (Block::Connective, layer);
-                let (kind, two) = join_kind(&b, spec, layer, block, true, false);
+                let (kind, two) = join_kind(&b, spec, layer, block, BlockSum::from(sum));
                 let joined = b.tensor(Role::Residual, all, hidden);
                 let mut writes = vec![joined.all()];
                 let mut next = joined;
@@ -77,67 +67,83 @@ pub(super) fn program(
         }
         last = Some(normed);
     }
-    head::lower(&mut b, spec, plan, phase, shape, &owned, |_| false, last);
+    head::lower(&mut b, lowering, &owned, |_| false, last);
     b
 }
 
 /// Ring ReduceScatter, then ring AllGather. The sum of a run of rows is computed once and copied,
 /// so that replicas agree to the bit, in every wire type.
-#[expect(clippy::too_many_arguments, reason = "one collective, all of it is its input")]
-fn all_reduce(
-    b: &mut Builder,
-    ring: &Ring,
+struct AllReduce<'a> {
+    /// The ring along which tiles travel.
+    ring: &'a Ring,
+    /// This device's position of the ring.
     me: usize,
-    chunks: &[Span<Row>],
-    contributes: &[bool],
-    partial: Option<Value>,
-    width: u32,
-    id: impl Fn(Collective, usize) -> u32,
-) -> Value {
-    let all = Span::first(chunks.last().map_or(0, |c| c.end()));
-    let sum = b.tensor(Role::Sum, all, width);
-    let (before, after) = (ring.rank(ring.previous(me)), ring.rank(ring.next(me)));
-    let mut own = None;
-    for owner in ring.departures(me) {
-        let (rows, hop) = (chunks[owner], ring.scatter_hop(owner, me, contributes));
-        if rows.is_empty() || (owner != me && !hop.send) {
-            continue;
-        }
-        let transfer = id(Collective::Scatter, owner);
-        let added = hop.receive.then(|| b.receive(before, transfer, 0, Role::SumTile, rows, width));
-        let out = match (partial, added) {
-            (Some(partial), added) => {
-                let out = b.tensor(Role::SumTile, rows, width);
-                let mut reads = vec![partial.rows(rows)];
-                reads.extend(added.map(Value::all));
-                let kind = OpKind::Export { staged: added.is_some() };
-                b.compute(kind, &reads, &[out.all()]);
-                Some(out)
+    /// The rows whose sums each position computes.
+    chunks: &'a [Span<Row>],
+    /// How many values a row has.
+    hidden: u32,
+    /// The names of its transfers.
+    transfers: Transfers,
+}
+
+impl AllReduce<'_> {
+    /// Lowers the AllReduce of one block to this device's part in it. `contributes` says which positions have partial
+    /// sums, `partial` are its own; returns the sums of all rows.
+    fn lower(
+        &self,
+        b: &mut Builder,
+        at: (Block, u32),
+        contributes: &[bool],
+        partial: Option<Value>,
+    ) -> Value {
+        let Self { ring, me, chunks, hidden: width, transfers } = *self;
+        let id = |collective, owner| transfers.id(at, collective, owner, 0);
+        let sum_tile = |rows| Tile { role: Role::SumTile, rows, width };
+        let all = Span::first(chunks.last().map_or(0, |c| c.end()));
+        let sum = b.tensor(Role::Sum, all, width);
+        let (before, after) = (ring.rank(ring.previous(me)), ring.rank(ring.next(me)));
+        let mut own = None;
+        for owner in ring.departures(me) {
+            let (rows, hop) = (chunks[owner], ring.scatter_hop(owner, me, contributes));
+            if rows.is_empty() || (owner != me && !hop.send) {
+                continue;
             }
-            (None, added) => added,
-        };
-        if owner == me {
-            own = out;
-        } else if let Some(out) = out {
-            b.send(after, transfer, 0, out);
+            let transfer = id(Collective::Scatter, owner);
+            let added = hop.receive.then(|| b.receive(before, transfer, 0, sum_tile(rows)));
+            let out = match (partial, added) {
+                (Some(partial), added) => {
+                    let out = b.tensor(Role::SumTile, rows, width);
+                    let mut reads = vec![partial.rows(rows)];
+                    reads.extend(added.map(Value::all));
+                    let kind = OpKind::Export { staged: added.is_some() };
+                    b.compute(kind, &reads, &[out.all()]);
+                    Some(out)
+                }
+                (None, added) => added,
+            };
+            if owner == me {
+                own = out;
+            } else if let Some(out) = out {
+                b.send(after, transfer, 0, out);
+            }
         }
+        let needs = vec![true; ring.len()];
+        for owner in ring.arrivals(me) {
+            let (rows, hop) = (chunks[owner], ring.gather_hop(owner, me, &needs));
+            if rows.is_empty() {
+                continue;
+            }
+            let transfer = id(Collective::Gather, owner);
+            let tile = match (owner == me, own) {
+                (true, Some(own)) => own,
+                (true, None) => continue,
+                (false, _) => b.receive(before, transfer, 0, sum_tile(rows)),
+            };
+            if hop.send {
+                b.send(after, transfer, 0, tile);
+            }
+            b.compute(OpKind::Import, &[tile.all()], &[sum.rows(rows)]);
+        }
+        sum
     }
-    let needs = vec![true; ring.len()];
-    for owner in ring.arrivals(me) {
-        let (rows, hop) = (chunks[owner], ring.gather_hop(owner, me, &needs));
-        if rows.is_empty() {
-            continue;
-        }
-        let transfer = id(Collective::Gather, owner);
-        let tile = match (owner == me, own) {
-            (true, Some(own)) => own,
-            (true, None) => continue,
-            (false, _) => b.receive(before, transfer, 0, Role::SumTile, rows, width),
-        };
-        if hop.send {
-            b.send(after, transfer, 0, tile);
-        }
-        b.compute(OpKind::Import, &[tile.all()], &[sum.rows(rows)]);
-    }
-    sum
 }

@@ -7,32 +7,22 @@
 //! leave in tiles, as the last join finishes them.
 
 use super::{
+    Lowering,
     block::{
-        BlockInner, blocks, embed, first_products, join_kind, last_products, norm_first, room,
+        BlockInner, BlockSum, blocks, embed, first_products, join_kind, last_products, norm_first,
+        room,
     },
-    build::{Builder, Value},
-    collective::{Collective, transfer},
+    build::{Builder, Tile, Value},
+    collective::{Collective, Transfers},
     galaxy::Carried,
     head, kv_span,
     ring::Ring,
 };
-use crate::operators::OperatorGraph;
 use crate::program::{Block, OpKind, Role};
-use galaxy_common::{
-    BatchShape, BlockAssignment, Layer, Plan, Rank, Row, Span,
-    plan::{Phase, own_rows},
-};
-use galaxy_model::ModelSpec;
-use std::sync::Arc;
+use galaxy_common::{BatchShape, BlockAssignment, Layer, Rank, Row, Span, plan::own_rows};
 
-pub(super) fn program(
-    graph: &Arc<OperatorGraph>,
-    spec: &ModelSpec,
-    plan: &Plan,
-    phase: Phase,
-    shape: &BatchShape,
-    rank: Rank,
-) -> Builder {
+pub(super) fn program(lowering: Lowering<'_>, rank: Rank) -> Builder {
+    let Lowering { graph, spec, plan, phase, shape } = lowering;
     let stages = Ring::layers(plan, phase);
     // A single stage has no others to keep busy.
     let tiles = if stages.len() > 1 { u32::from(plan.tiles) } else { 1 };
@@ -51,16 +41,16 @@ pub(super) fn program(
             let (first, end) = held.fold((spec.layers, 0), |(first, _), l| (first.min(l), l + 1));
             Span::<Layer>::new(first, end)
         };
+        let transfers = Transfers { owners: stages.len(), tiles: total as u16 };
         let mut stage = Stage {
-            spec,
-            shape,
+            lowering,
             layers: layers(me),
             before: me.checked_sub(1).map(|at| stages.rank(at)),
             after: (me + 1 < stages.len()).then(|| stages.rank(me + 1)),
             // By the first layer of the stage that receives.
             id: &|to, index| {
-                let (layer, n) = (layers(to).start(), stages.len());
-                transfer(layer, Block::Attention, Collective::Gather, n, to, total as u16, index)
+                let at = (Block::Attention, layers(to).start());
+                transfers.id(at, Collective::Gather, to, index)
             },
             me,
             b: &mut b,
@@ -68,7 +58,7 @@ pub(super) fn program(
         last = stage.run(&parts, most);
     }
     let owned = own_rows(plan, phase, shape.rows());
-    head::lower(&mut b, spec, plan, phase, shape, &owned, |_| false, last);
+    head::lower(&mut b, lowering, &owned, |_| false, last);
     b
 }
 
@@ -111,8 +101,7 @@ fn parts(causal: bool, shape: &BatchShape, wanted: u32) -> Vec<MicroBatch> {
 
 /// The layers of one device, as it lowers them.
 struct Stage<'a> {
-    spec: &'a ModelSpec,
-    shape: &'a BatchShape,
+    lowering: Lowering<'a>,
     layers: Span<Layer>,
     before: Option<Rank>,
     after: Option<Rank>,
@@ -126,7 +115,8 @@ impl Stage<'_> {
     /// Sends all parts through the stage; returns the rows after the last norm where no stage
     /// follows.
     fn run(&mut self, parts: &[MicroBatch], most: u32) -> Option<Value> {
-        let result = self.after.is_none().then(|| self.carried(Span::first(self.shape.rows())));
+        let Lowering { spec, shape, .. } = self.lowering;
+        let result = self.after.is_none().then(|| self.carried(Span::first(shape.rows())));
         // For each layer, the tensor for the texts of the part.
         let mut qkv: Vec<Option<Value>> = vec![None; self.layers.len() as usize];
         let mut sent = 0;
@@ -134,10 +124,10 @@ impl Stage<'_> {
             let tiles: Vec<Span<Row>> = part.tiles(most).collect();
             let mut carried = self.carried(part.rows);
             for (layer, qkv) in self.layers.iter().zip(&mut qkv) {
-                let heads = Span::first(self.spec.heads);
+                let heads = Span::first(spec.heads);
                 let kept = qkv.filter(|qkv| qkv.rows == part.texts).unwrap_or_else(|| {
-                    let width = heads.len() + 2 * kv_span(self.spec, heads).len();
-                    self.b.tensor(Role::Qkv, part.texts, width * self.spec.head_width)
+                    let width = heads.len() + 2 * kv_span(spec, heads).len();
+                    self.b.tensor(Role::Qkv, part.texts, width * spec.head_width)
                 });
                 *qkv = Some(kept);
                 let kind = self.b.product(layer, self.b.operators(layer).qkv);
@@ -148,18 +138,17 @@ impl Stage<'_> {
                     let writes = kept.rows(part.rows);
                     self.b.compute(kind, &[carried.normed.all()], &[writes]);
                 }
-                for &block in blocks(self.spec) {
+                for &block in blocks(spec) {
                     self.b.at = (block, layer);
                     let attention = block == Block::Attention;
                     let mut inside = BlockInner::default();
-                    if !attention || self.spec.parallel {
+                    if !attention || spec.parallel {
                         let all = self.part(layer);
-                        inside = room(self.b, self.spec, &all, Block::Mlp, part.rows);
+                        inside = room(self.b, spec, &all, Block::Mlp, part.rows);
                         first_products(self.b, layer, carried.normed.all(), inside, part.rows);
                     }
                     inside.qkv = attention.then_some((kept, kept));
-                    let last =
-                        layer + 1 == self.layers.end() && blocks(self.spec).ends_with(&[block]);
+                    let last = layer + 1 == self.layers.end() && blocks(spec).ends_with(&[block]);
                     let after = result.filter(|_| last).unwrap_or_else(|| self.carried(part.rows));
                     let leaves = last && self.after.is_some();
                     let pieces = if leaves { &tiles[..] } else { &[part.rows] };
@@ -181,13 +170,13 @@ impl Stage<'_> {
     fn part(&self, layer: u32) -> BlockAssignment {
         BlockAssignment {
             layers: Span::new(layer, layer + 1),
-            heads: Span::first(self.spec.heads),
-            columns: Span::first(self.spec.intermediate),
+            heads: Span::first(self.lowering.spec.heads),
+            columns: Span::first(self.lowering.spec.intermediate),
         }
     }
 
     fn carried(&mut self, rows: Span<Row>) -> Carried {
-        Carried::new(self.b, self.spec, rows)
+        Carried::new(self.b, self.lowering.spec, rows)
     }
 
     /// Embeds a part, or takes it in tile by tile, up to queries, keys and values of the first
@@ -207,8 +196,9 @@ impl Stage<'_> {
             if let Some(from) = self.before {
                 self.b.at = (Block::Attention, layer);
                 let (id, tile) = ((self.id)(self.me, first + index), (first + index) as u16);
-                let hidden = self.spec.hidden;
-                let staged = self.b.receive(from, id, tile, Role::RowTile, rows, hidden);
+                let hidden = self.lowering.spec.hidden;
+                let expected = Tile { role: Role::RowTile, rows, width: hidden };
+                let staged = self.b.receive(from, id, tile, expected);
                 self.b.compute(OpKind::Import, &[staged.all()], &[residual]);
                 norm_first(self.b, layer, residual, normed);
             } else {
@@ -231,11 +221,11 @@ impl Stage<'_> {
         rows: Span<Row>,
     ) {
         self.b.at = (block, layer);
-        let heads = Span::first(self.spec.heads);
-        let of = (self.spec, self.shape);
-        let partial = last_products(self.b, of, layer, heads, inside, rows);
+        let heads = Span::first(self.lowering.spec.heads);
+        let partial = last_products(self.b, self.lowering, layer, heads, inside, rows);
         self.b.at = (Block::Connective, layer);
-        let (kind, writes_two) = join_kind(self.b, self.spec, layer, block, true, false);
+        let (kind, writes_two) =
+            join_kind(self.b, self.lowering.spec, layer, block, BlockSum::from(partial));
         let mut writes = vec![joined.residual.rows(rows)];
         writes.extend(writes_two.then(|| joined.normed.rows(rows)));
         self.b.compute(kind, &[carried.residual.rows(rows), partial.all()], &writes);
@@ -244,7 +234,7 @@ impl Stage<'_> {
     /// Sends a tile of the residual to the stage that follows.
     fn send(&mut self, residual: Value, rows: Span<Row>, index: usize) {
         let Some(to) = self.after else { return };
-        let out = self.b.tensor(Role::RowTile, rows, self.spec.hidden);
+        let out = self.b.tensor(Role::RowTile, rows, self.lowering.spec.hidden);
         let kind = OpKind::Export { staged: false };
         self.b.compute(kind, &[residual.rows(rows)], &[out.all()]);
         self.b.send(to, (self.id)(self.me + 1, index), index as u16, out);

@@ -8,8 +8,8 @@
 //! texts only.
 
 use super::{
-    block::{BlockInner, append_kv, first_products, room},
-    build::Value,
+    block::{BlockInner, BlockSum, append_kv, first_products, room},
+    build::{Tile, Value},
     collective::Collective,
     exchange,
     galaxy::{Ahead, Carried, Device, Next, ends},
@@ -32,34 +32,33 @@ impl Device<'_> {
     }
 
     /// The route of the keys and values of a tile of `owner`, which go to devices that see some of them
-    /// only; then the role, the rows and the width of what travels, and whether this device is one of
-    /// those.
+    /// only; then the tile that travels, and whether this device is one of those.
     pub(super) fn keys_route(
         &self,
         layer: u32,
         owner: usize,
         rows: Span<Row>,
-    ) -> (Route, (Role, Span<Row>, u32), bool) {
+    ) -> (Route, Tile, bool) {
         let needs: Vec<bool> = self.sees(layer).iter().map(|sees| sees.overlaps(rows)).collect();
-        let route = self.ring.gather_route(exchange(self.plan), owner, self.me, &needs);
+        let route = self.ring.gather_route(exchange(self.lowering.plan), owner, self.me, &needs);
         let others = self.sees(layer).iter().enumerate().filter(|(at, _)| *at != owner);
         let seen = others.map(|(_, sees)| sees.intersect(rows)).fold(Span::empty(), ends);
         // Also on devices that have no heads and only pass them on.
-        let width = 2 * self.spec.kv_heads * self.spec.head_width;
-        (route, (Role::KeysValuesTile, seen, width), needs[self.me])
+        let width = 2 * self.lowering.spec.kv_heads * self.lowering.spec.head_width;
+        (route, Tile { role: Role::KeysValuesTile, rows: seen, width }, needs[self.me])
     }
 
     /// Values in a row of queries, and in a row of keys and values.
     fn widths(&self, layer: u32) -> (u32, u32) {
         let heads = self.part(self.me, layer).heads;
-        let keys = 2 * kv_span(self.spec, heads).len();
-        (heads.len() * self.spec.head_width, keys * self.spec.head_width)
+        let keys = 2 * kv_span(self.lowering.spec, heads).len();
+        (heads.len() * self.lowering.spec.head_width, keys * self.lowering.spec.head_width)
     }
 
     /// Whether queries may be computed apart from keys and values: where kernels can cut the matrix
     /// between them, and it is not read from disk for each.
     fn can_make_queries_late(&self, queries: u32) -> bool {
-        let device = &self.plan.ring[self.ring.rank(self.me).index()];
+        let device = &self.lowering.plan.ring[self.ring.rank(self.me).index()];
         queries.is_multiple_of(WeightFormat::PANEL) && device.streaming.is_none()
     }
 
@@ -74,7 +73,7 @@ impl Device<'_> {
             None => self.b.tensor(Role::Qkv, self.own, queries + keys),
         };
         ahead.qkv = Some(qkv);
-        let (route, (role, seen, _), _) = self.keys_route(next.layer, self.me, rows);
+        let (route, Tile { role, rows: seen, .. }, _) = self.keys_route(next.layer, self.me, rows);
         let gathers = self.gathers_keys(next.layer);
         let columns = Span::new(queries, queries + keys);
         let made = if !route.to.is_empty() && self.can_make_queries_late(queries) {
@@ -138,24 +137,24 @@ impl Device<'_> {
             for (tile, rows) in self.tiles[self.me].clone().into_iter().enumerate() {
                 self.b.at = (here.block, here.layer);
                 if let Some(keys) = keys {
-                    let seen = visible(&self.b.graph, here.layer, self.shape, rows);
+                    let seen = visible(&self.b.graph, here.layer, self.lowering.shape, rows);
                     self.import_keys(keys, &mut staged, seen);
                 }
                 let mut inside =
                     BlockInner { qkv: Some((qkv, keys.unwrap_or(qkv))), intermediate: None };
-                if self.spec.parallel {
+                if self.lowering.spec.parallel {
                     inside.intermediate = self.inner(here, carried, rows);
                 }
                 self.join_rows(here, inside, carried, joined, rows);
-                self.advance(here.after(self.spec), joined, tile, ahead);
+                self.advance(here.after(self.lowering.spec), joined, tile, ahead);
             }
         }
         if let Some(keys) = keys {
             self.b.at = (here.block, here.layer);
             // Rows that only sequences in the KV cache need.
             self.import_keys(keys, &mut staged, keys.rows);
-            let kv_heads = kv_span(self.spec, self.part(self.me, here.layer).heads);
-            append_kv(self.b, self.shape, here.layer, kv_heads, keys.all());
+            let kv_heads = kv_span(self.lowering.spec, self.part(self.me, here.layer).heads);
+            append_kv(self.b, self.lowering.shape, here.layer, kv_heads, keys.all());
         }
         joined
     }
@@ -189,13 +188,13 @@ impl Device<'_> {
         ahead.joined = Some(joined);
         let inside = BlockInner { qkv: None, intermediate: self.inner(here, carried, rows) };
         self.join_rows(here, inside, carried, joined, rows);
-        self.advance(here.after(self.spec), joined, tile, ahead);
+        self.advance(here.after(self.lowering.spec), joined, tile, ahead);
     }
 
     /// Computes the intermediate rows of the MLP.
     fn inner(&mut self, here: Next, carried: Carried, rows: Span<Row>) -> Option<Value> {
         let part = self.part(self.me, here.layer);
-        let inside = room(self.b, self.spec, &part, Block::Mlp, rows);
+        let inside = room(self.b, self.lowering.spec, &part, Block::Mlp, rows);
         first_products(self.b, here.layer, carried.normed.rows(rows), inside, rows);
         inside.intermediate
     }
@@ -210,6 +209,6 @@ impl Device<'_> {
         rows: Span<Row>,
     ) {
         let partial = self.partial(here, inside, rows);
-        self.join(here, carried, joined, rows, Some(partial.all()), None);
+        self.join(here, carried, joined, rows, BlockSum::from(partial));
     }
 }

@@ -2,8 +2,9 @@
 //! gathered, and the first product of the next block runs on what is there (ADR 0011).
 
 use super::{
-    block::{BlockInner, blocks, first_products},
-    build::Value,
+    Lowering,
+    block::{BlockInner, BlockSum, blocks, first_products},
+    build::{Tile, Value},
     collective::Collective,
     galaxy::{Carried, Device, Next},
     order::{Step, staggered},
@@ -43,10 +44,11 @@ struct Half {
 impl Device<'_> {
     /// How many tiles a device has at most, if tiles are staggered; equal on all devices.
     pub(super) fn staggers(&self) -> Option<usize> {
+        let plan = self.lowering.plan;
         let tiles = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
         let rows = self.tiles.iter().flatten().map(|t| t.len()).max().unwrap_or(0);
-        let row = self.plan.wire.row(self.hidden().into());
-        let plain = !self.plan.any_sequence() && self.plan.exchange == Exchange::Ring;
+        let row = plan.wire.row(self.hidden().into());
+        let plain = !plan.any_sequence() && plan.exchange == Exchange::Ring;
         let worth = tiles >= LEAST_TILES && u64::from(rows) * row >= LEAST_BYTES;
         (self.ring.len() > 1 && plain && worth).then_some(tiles)
     }
@@ -59,12 +61,12 @@ impl Device<'_> {
         mut carried: Option<Carried>,
         mut inside: BlockInner,
     ) -> Option<Value> {
-        let (spec, shape, n) = (self.spec, self.shape, self.ring.len());
+        let (Lowering { spec, shape, .. }, n) = (self.lowering, self.ring.len());
         let order = self.order.get_or_init(|| staggered(spec, shape, n, tiles));
-        for layer in 0..self.spec.layers {
+        for layer in 0..spec.layers {
             self.b.layer();
             let mut halves = Vec::with_capacity(2);
-            for &block in blocks(self.spec) {
+            for &block in blocks(spec) {
                 let half = self.half(Next { layer, block }, carried, inside);
                 (carried, inside) = (half.joined, half.first);
                 halves.push(half);
@@ -77,7 +79,7 @@ impl Device<'_> {
     }
 
     fn half(&mut self, here: Next, carried: Option<Carried>, inside: BlockInner) -> Half {
-        let next = here.after(self.spec);
+        let next = here.after(self.lowering.spec);
         Half {
             here,
             next,
@@ -138,7 +140,8 @@ impl Device<'_> {
         };
         let key = (self.me, tile);
         let partial = half.partials.remove(&key).map(Value::all);
-        self.join(half.here, carried, joined, rows, partial, half.sums.remove(&key));
+        let sum = BlockSum { partial, staged: half.sums.remove(&key) };
+        self.join(half.here, carried, joined, rows, sum);
         if self.ring.gather_hop(self.me, self.me, &half.needs).send {
             half.rows.insert(key, self.stage(joined.normed, rows));
         }
@@ -186,7 +189,8 @@ impl Device<'_> {
         {
             let from = self.ring.rank(self.ring.previous(self.me));
             let id = self.transfer(at, collective, received, tile);
-            let value = self.b.receive(from, id, tile as u16, role, rows, self.hidden());
+            let expected = Tile { role, rows, width: self.hidden() };
+            let value = self.b.receive(from, id, tile as u16, expected);
             staged.insert((received, tile), value);
         }
     }

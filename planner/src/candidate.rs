@@ -1,7 +1,7 @@
 //! Drafts: splits in units become plans, and plans are checked against what devices grant.
 
 use crate::{
-    cutting::{RowLayers, Transport, Units},
+    cutting::{Cutting, RowLayers, Transport},
     request::{Offer, PlanningError, Request},
     split::Split,
 };
@@ -41,11 +41,10 @@ pub(crate) fn ring(
     request: &Request<'_>,
     strategy: Strategy,
     members: &[usize],
-    units: Units,
-    means: Transport,
-    by_rows: RowLayers,
+    cutting: Cutting,
     split: &Split,
 ) -> Plan {
+    let Cutting { units, means, by_rows, .. } = cutting;
     let spec = request.spec;
     let extent = spec.extent();
     let heads = spans(&split.heads, units.heads, extent.heads);

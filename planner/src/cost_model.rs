@@ -33,7 +33,7 @@
 
 use crate::{
     costs::seen_pairs,
-    cutting::{RowLayers, Transport, Units, count},
+    cutting::{Cutting, Transport, Units, count},
     links::Links,
     memory::{Memory, ShardBytes},
     request::Request,
@@ -207,19 +207,17 @@ impl Tables {
     pub fn new(
         request: &Request<'_>,
         device: &DeviceProfile,
-        units: Units,
-        devices: usize,
-        means: Transport,
+        cutting: Cutting,
         loads: &[Load],
-        whole: bool,
     ) -> Self {
+        let Cutting { devices, units, means, by_rows } = cutting;
         let spec = request.spec;
         let mean = |of: &dyn Fn(Load) -> f64| mean(loads, of);
         let attend = |load: Load, run: f64, heads| load.attend(device, run, spec, heads);
         let (d, tiles) = (devices as f64, f64::from(means.tiles));
         let others = (d - 1.0) / d;
         // Into how many runs the rows of a product are cut, and how many rows come from outside.
-        let cuts = if means.tiles > 1 { d * tiles } else { 1.0 };
+        let cuts = cutting.runs() as f64;
         let nanos = |kernel, sizes: &[f64]| device.nanos(kernel, sizes);
         let cut = |rows: f64, of: &dyn Fn(f64) -> f64| cuts * of(rows / cuts);
         let moved = |rows: f64| {
@@ -290,7 +288,7 @@ impl Tables {
         });
         let kv = 2.0 * f64::from(spec.kv_heads) * width / f64::from(spec.hidden);
         let rows_attention = of_rows(&|load, own| {
-            let moved = if alone || whole {
+            let moved = if alone || by_rows.whole {
                 0.0
             } else {
                 // Of texts that are cut: about one.
@@ -318,21 +316,17 @@ pub(crate) struct Seat<'a> {
 }
 
 /// The problem of a ring, with what its units take in `held`; or what is missing on a device that cannot take part at all.
-#[expect(clippy::too_many_arguments, reason = "all that the closed form depends on")]
 pub(crate) fn problem(
     request: &Request<'_>,
     memory: &Memory,
     seats: &[Seat<'_>],
-    units: Units,
-    means: Transport,
-    by_rows: RowLayers,
+    cutting: Cutting,
     loads: &[Load],
     held: &ShardBytes,
 ) -> Result<Problem, Missing> {
     let spec = request.spec;
-    let layers = spec.layers;
-    let cut = by_rows.others(layers);
-    let d = seats.len();
+    let Cutting { devices: d, units, means, by_rows } = cutting;
+    let cut = by_rows.others(spec.layers);
     let n = units.rows as usize;
     let alone = d == 1;
     let mean_rows = mean(loads, &Load::rows);
@@ -346,7 +340,7 @@ pub(crate) fn problem(
     let mut short: Option<Missing> = None;
     for (at, seat) in seats.iter().enumerate() {
         let base = |owner: bool| {
-            let fixed = memory.fixed(spec, means, by_rows, d, owner, seat.threads, request.allowed);
+            let fixed = memory.fixed(request, cutting, owner, seat.threads);
             fixed.saturating_add_signed(seat.correction)
         };
         let owner = base(true) <= seat.budget;

@@ -79,3 +79,25 @@ impl RowLayers {
         Self { attention: layers - self.attention, mlp: layers - self.mlp, whole: false }
     }
 }
+
+/// How the work of a ring is cut, whichever device takes which part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cutting {
+    /// How many devices the ring has.
+    pub devices: usize,
+    /// The units in which the devices take work.
+    pub units: Units,
+    /// How rows and sums travel between the devices.
+    pub means: Transport,
+    /// The layers of which each device computes its own rows.
+    pub by_rows: RowLayers,
+}
+
+impl Cutting {
+    /// Into how many runs the rows of a product are cut: one for each tile of each device, or a single one where
+    /// nothing overlaps.
+    pub fn runs(self) -> u64 {
+        let tiles = u64::from(self.means.tiles);
+        if tiles > 1 { tiles * self.devices as u64 } else { 1 }
+    }
+}

@@ -5,8 +5,8 @@
 //! split is found again.
 
 use crate::{
-    cutting::{RowLayers, Transport, Units, count},
-    request::{Allowed, Request},
+    cutting::{Cutting, Units, count},
+    request::Request,
 };
 use galaxy_common::{Assignment, BlockAssignment, Head, Span};
 use galaxy_graph::{budget, holdings, lower::farthest, operators::OperatorGraph};
@@ -27,7 +27,7 @@ pub(crate) struct Memory {
     head: u64,
     layers: Layers,
     /// Bytes of one key-value head of a layer in the KV cache.
-    pub kv_cache: u64,
+    kv_cache: u64,
 }
 
 /// Bytes that are held, by numbers of units.
@@ -141,15 +141,15 @@ impl Memory {
 
     /// Bytes by units, in all layers that are cut by heads or columns, with what programs work in.
     pub fn held(
-        spec: &ModelSpec,
+        &self,
+        request: &Request<'_>,
         weights: &ShardBytes,
-        units: Units,
-        runs: u64,
-        cut: RowLayers,
-        max_rows: u32,
-        kept: u64,
+        cutting: Cutting,
     ) -> ShardBytes {
-        let rows = u64::from(max_rows) * 4;
+        let (spec, kept) = (request.spec, self.kv_cache);
+        let (units, runs) = (cutting.units, cutting.runs());
+        let cut = cutting.by_rows.others(spec.layers);
+        let rows = u64::from(request.allowed.max_rows) * 4;
         let width = u64::from(spec.head_width);
         let (attention, mlp) = (u64::from(cut.attention), u64::from(cut.mlp));
         let sized = |of: &[u64], all: u32, unit: u32, bytes: &dyn Fn(u64, u32) -> u64| {
@@ -192,17 +192,9 @@ impl Memory {
     }
 
     /// Bytes that a device takes whatever its part: the process, and what it works in if it owns rows.
-    #[expect(clippy::too_many_arguments, reason = "all that a device's memory depends on")]
-    pub fn fixed(
-        &self,
-        spec: &ModelSpec,
-        means: Transport,
-        by_rows: RowLayers,
-        devices: usize,
-        owner: bool,
-        threads: u16,
-        allowed: &Allowed,
-    ) -> u64 {
+    pub fn fixed(&self, request: &Request<'_>, cutting: Cutting, owner: bool, threads: u16) -> u64 {
+        let (spec, allowed) = (request.spec, request.allowed);
+        let Cutting { devices, means, by_rows, .. } = cutting;
         let rows = u64::from(allowed.max_rows);
         let row = u64::from(spec.hidden) * 4;
         let d = devices as u64;
@@ -211,7 +203,7 @@ impl Memory {
             own += u64::from(farthest(own as u32));
         }
         let live = if spec.norm_place == NormPlace::Pre { 4 } else { 2 };
-        let runs = if means.tiles > 1 { d * u64::from(means.tiles) } else { 1 };
+        let runs = cutting.runs();
         // Gathered rows, partial sums, and tiles on their way.
         let (gathered, staged) = if devices == 1 {
             (1, 0)

@@ -2,7 +2,7 @@
 
 use crate::{
     candidate,
-    cutting::{RowLayers, Transport, Units},
+    cutting::{Cutting, RowLayers, Transport, Units},
     request::{PlanningError, Request},
     ring::{By, Candidate, Ring, Rings, equal_parts},
     search::means,
@@ -155,10 +155,10 @@ fn megatron(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningErro
         rows: vec![1; n],
         cost: 0.0,
     };
-    let least = Units { heads, columns, vocabulary: 1, rows: n as u32 };
+    let units = Units { heads, columns, vocabulary: 1, rows: n as u32 };
+    let cutting = Cutting { devices: n, units, means, by_rows: RowLayers::default() };
     let strategy = Strategy::Megatron;
-    let plan =
-        candidate::ring(request, strategy, &members, least, means, RowLayers::default(), &split);
+    let plan = candidate::ring(request, strategy, &members, cutting, &split);
     let needs = candidate::needs(request, &plan)?;
     if !candidate::above(&plan, &needs).is_empty() {
         return Err(candidate::too_large(strategy, &plan, &needs));

@@ -4,7 +4,7 @@
 use crate::{
     candidate,
     cost_model::{self, Load, Reach, Seat, Tables},
-    cutting::{RowLayers, Transport, Units},
+    cutting::{Cutting, RowLayers, Transport, Units},
     links::Links,
     memory::{Memory, ShardBytes},
     paper,
@@ -133,11 +133,11 @@ impl<'a> Rings<'a> {
         rows * f64::from(self.request.spec.hidden) * 4.0 / TILES_OF_ALL
     }
 
-    fn tables(&mut self, member: usize, ring: Ring<'_>, units: Units) -> Rc<Tables> {
+    fn tables(&mut self, member: usize, cutting: Cutting) -> Rc<Tables> {
         let (request, profile, loads) = (self.request, self.profiles[member], &self.loads);
-        let (devices, means, whole) = (ring.members.len(), ring.means, ring.by_rows.whole);
-        let made = self.tables.entry((member, devices, means.tiles, whole));
-        let make = || Rc::new(Tables::new(request, profile, units, devices, means, loads, whole));
+        let Cutting { devices, means, by_rows, .. } = cutting;
+        let made = self.tables.entry((member, devices, means.tiles, by_rows.whole));
+        let make = || Rc::new(Tables::new(request, profile, cutting, loads));
         Rc::clone(made.or_insert_with(make))
     }
 
@@ -152,24 +152,21 @@ impl<'a> Rings<'a> {
         })
     }
 
-    fn held(&mut self, ring: Ring<'_>, units: Units) -> Rc<ShardBytes> {
-        let (request, memory) = (self.request, &self.memory);
-        let tiles = u64::from(ring.means.tiles);
-        let runs = if tiles > 1 { tiles * ring.members.len() as u64 } else { 1 };
+    fn held(&mut self, cutting: Cutting) -> Rc<ShardBytes> {
+        let (request, memory, units) = (self.request, &self.memory, cutting.units);
         let weights = self.weights.entry(units);
         let weights = weights.or_insert_with(|| Rc::new(memory.weights_by(request.spec, units)));
-        let layers = request.spec.layers;
-        let cut = ring.by_rows.others(layers);
-        let rows = request.allowed.max_rows;
-        let kept = memory.kv_cache;
-        let make = || Rc::new(Memory::held(request.spec, weights, units, runs, cut, rows, kept));
-        Rc::clone(self.held.entry((units, runs, cut)).or_insert_with(make))
+        let cut = cutting.by_rows.others(request.spec.layers);
+        let make = || Rc::new(memory.held(request, weights, cutting));
+        Rc::clone(self.held.entry((units, cutting.runs(), cut)).or_insert_with(make))
     }
 
-    /// The units of a ring of so many devices.
-    fn units(&self, devices: usize, by_rows: RowLayers) -> Units {
+    /// How the work of a ring is cut, in units for so many devices.
+    fn cutting(&self, ring: Ring<'_>) -> Cutting {
+        let Ring { members, means, by_rows } = ring;
         let texts = if by_rows.whole { self.texts } else { 1 };
-        Units::new(self.request.spec, self.cuts, devices, texts)
+        let units = Units::new(self.request.spec, self.cuts, members.len(), texts);
+        Cutting { devices: members.len(), units, means, by_rows }
     }
 
     /// The problem of a ring whose devices reach one another as `reach` says.
@@ -179,11 +176,11 @@ impl<'a> Rings<'a> {
         reach: &[Reach],
         corrections: &[i64],
         endless: bool,
-    ) -> Result<(Units, Problem), Missing> {
-        let units = self.units(ring.members.len(), ring.by_rows);
+    ) -> Result<(Cutting, Problem), Missing> {
+        let cutting = self.cutting(ring);
         let tables: Vec<Rc<Tables>> =
-            ring.members.iter().map(|&m| self.tables(m, ring, units)).collect();
-        let held = if endless { Rc::default() } else { self.held(ring, units) };
+            ring.members.iter().map(|&m| self.tables(m, cutting)).collect();
+        let held = if endless { Rc::default() } else { self.held(cutting) };
         let seats: Vec<Seat<'_>> = ring
             .members
             .iter()
@@ -197,10 +194,9 @@ impl<'a> Rings<'a> {
                 threads: self.request.offers[m].threads,
             })
             .collect();
-        let (means, by_rows, loads) = (ring.means, ring.by_rows, &self.loads);
         self.splits += 1;
-        cost_model::problem(self.request, &self.memory, &seats, units, means, by_rows, loads, &held)
-            .map(|problem| (units, problem))
+        cost_model::problem(self.request, &self.memory, &seats, cutting, &self.loads, &held)
+            .map(|problem| (cutting, problem))
     }
 
     /// What the cables of each device of a ring carry.
@@ -243,12 +239,12 @@ impl<'a> Rings<'a> {
             wire: galaxy_common::WireType::F32,
             link: galaxy_common::LinkType::Tls,
         };
-        let units = self.units(members.len(), by_rows);
+        let cutting = self.cutting(Ring { members, means, by_rows });
         let (request, loads) = (self.request, self.loads.clone());
-        let whole = by_rows.whole;
+        let alone = Cutting { devices: 1, ..cutting };
         let tables: Vec<Tables> = members
             .iter()
-            .map(|&m| Tables::new(request, self.profiles[m], units, 1, means, &loads, whole))
+            .map(|&m| Tables::new(request, self.profiles[m], alone, &loads))
             .collect();
         let seats: Vec<Seat<'_>> = tables
             .iter()
@@ -262,16 +258,7 @@ impl<'a> Rings<'a> {
             })
             .collect();
         let held = ShardBytes::default();
-        let problem = cost_model::problem(
-            request,
-            &self.memory,
-            &seats,
-            units,
-            means,
-            by_rows,
-            &loads,
-            &held,
-        );
+        let problem = cost_model::problem(request, &self.memory, &seats, cutting, &loads, &held);
         problem.ok()?.bound()
     }
 
@@ -372,10 +359,9 @@ impl<'a> Rings<'a> {
         strategy: Strategy,
         by: By,
     ) -> Result<(Problem, Split, Plan), Missing> {
-        let (units, problem) = self.problem(ring, reach, corrections, false)?;
+        let (cutting, problem) = self.problem(ring, reach, corrections, false)?;
         let split = by.split(&problem)?;
-        let Ring { members, means, by_rows } = ring;
-        let plan = candidate::ring(self.request, strategy, members, units, means, by_rows, &split);
+        let plan = candidate::ring(self.request, strategy, ring.members, cutting, &split);
         Ok((problem, split, plan))
     }
 

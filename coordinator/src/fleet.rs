@@ -14,7 +14,7 @@ use galaxy_engine::{
     compute::Inputs,
     generate::{Decoded, TokenEvent},
 };
-use galaxy_graph::{Lowered, Program, digest, program::Output};
+use galaxy_graph::{Lowered, Program, Whole, digest, program::Output};
 use galaxy_model::{Formats, ModelDir, ModelSpec};
 use std::{
     future::Future,
@@ -301,7 +301,8 @@ impl Dispatches {
             })
         };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.get(&self.spec, &self.formats, plan, phase, shape, dispatch);
+        let whole = Whole { spec: &self.spec, formats: &self.formats, plan };
+        let found = kept.get(whole, phase, shape, dispatch);
         found.map_err(|e| RequestError::Internal { why: e.to_string() })
     }
 }

@@ -20,7 +20,8 @@ use galaxy_common::{
     plan::Phase,
 };
 use galaxy_graph::{
-    LowerError, Lowered, Program, Selected, Selection, budget, links, operators::OperatorGraph,
+    LowerError, Lowered, Program, Selected, Selection, Whole, budget, links,
+    operators::OperatorGraph,
 };
 use galaxy_model::ModelDir;
 use std::{
@@ -207,7 +208,8 @@ impl LocalCluster {
             Some(selected) => programs.get_selected(&selected, phase, shape, shared)?,
             None => {
                 let (spec, formats) = (self.dir.spec(), self.dir.formats());
-                programs.get(spec, formats, &self.plan, phase, shape, shared)?
+                let whole = Whole { spec, formats, plan: &self.plan };
+                programs.get(whole, phase, shape, shared)?
             }
         })
     }

@@ -20,7 +20,7 @@ pub mod truncated;
 pub mod verify;
 
 pub use lower::{LowerError, digest, links, lower, takes};
-pub use lowered::Lowered;
+pub use lowered::{Lowered, Whole};
 pub use program::Program;
 pub use select::{Selected, Selection};
 pub use simulate::{

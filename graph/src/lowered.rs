@@ -5,6 +5,17 @@ use galaxy_common::{BatchShape, Plan, plan::Phase};
 use galaxy_model::{Formats, ModelSpec};
 use std::{collections::VecDeque, sync::Arc};
 
+/// A whole model under a plan, ready to be lowered, as [`Selected`] is a part of one.
+#[derive(Clone, Copy, Debug)]
+pub struct Whole<'a> {
+    /// The description of the model.
+    pub spec: &'a ModelSpec,
+    /// The formats of its matrices.
+    pub formats: &'a Formats,
+    /// The plan by which devices compute it.
+    pub plan: &'a Arc<Plan>,
+}
+
 /// What was derived from the programs of some shapes: of those that were asked for last. Requests come in
 /// a few shapes, and lowering takes longer than a look-up.
 #[derive(Debug)]
@@ -29,20 +40,19 @@ impl<T: Clone> Lowered<T> {
         Self { most: most.max(1), entries: VecDeque::new() }
     }
 
-    /// What `make` derives from the programs of a plan for a shape, or derived before.
+    /// What `make` derives from the programs of a model for a shape, or derived before.
     ///
     /// # Errors
     /// When the shape does not fit the plan, also where its programs are kept: its sequences may have more
     /// cached rows than those that they were lowered for.
     pub fn get(
         &mut self,
-        spec: &ModelSpec,
-        formats: &Formats,
-        plan: &Arc<Plan>,
+        whole: Whole<'_>,
         phase: Phase,
         shape: &BatchShape,
         make: impl FnOnce(Vec<Program>) -> T,
     ) -> Result<T, LowerError> {
+        let Whole { spec, formats, plan } = whole;
         let lower = |shape: &BatchShape| lower(spec, formats, plan, phase, shape);
         self.get_by(spec, plan, phase, shape, |shape| lower(shape).map(make))
     }

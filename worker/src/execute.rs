@@ -17,7 +17,7 @@ use galaxy_engine::{
     generate::{Decoded, Generated},
 };
 use galaxy_graph::{
-    Program,
+    Program, Whole,
     program::Lane,
     timeline::{LaneUse, Times},
 };
@@ -368,7 +368,8 @@ impl Active {
             (digest, Arc::new(programs.swap_remove(self.rank.index())))
         };
         let (spec, formats) = (self.model.spec(), self.model.formats());
-        Ok(lock(&self.lowered).get(spec, formats, &self.plan, phase, shape, ours)?)
+        let whole = Whole { spec, formats, plan: &self.plan };
+        Ok(lock(&self.lowered).get(whole, phase, shape, ours)?)
     }
 
     fn lane(&self, lane: Lane) -> String {

@@ -16,7 +16,7 @@ use galaxy_common::{
     Streaming, Wanted, WeightFormat, WireType, apportion, plan::Phase,
 };
 use galaxy_graph::{
-    Costs, LinkRate, Lowered, Program, VerifyError, budget, lower,
+    Costs, LinkRate, Lowered, Program, VerifyError, Whole, budget, lower,
     operators::OperatorGraph,
     pieces,
     program::{Lane, OpId, OpKind, Operation, Wait},
@@ -560,14 +560,15 @@ fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
     let Case { spec, plan, .. } = case();
     let (plan, other) = (Arc::new(plan.clone()), Arc::new(plan));
     let mut lowered = Lowered::new(2);
-    let mut made = 0;
+    let (mut made, formats) = (0, Formats::default());
     let mut get = |plan: &Arc<Plan>, rows| {
         let shape = BatchShape::single(rows, Wanted::Hidden).unwrap();
         let programs = |programs: Vec<Program>| {
             made += 1;
             (made, programs.len())
         };
-        lowered.get(&spec, &Formats::default(), plan, Phase::Prefill, &shape, programs).unwrap()
+        let whole = Whole { spec: &spec, formats: &formats, plan };
+        lowered.get(whole, Phase::Prefill, &shape, programs).unwrap()
     };
     let all = [(&plan, 4), (&plan, 5), (&plan, 4), (&plan, 6), (&plan, 4), (&plan, 5), (&other, 5)];
     let numbers = all.map(|(plan, rows)| get(plan, rows));
@@ -580,8 +581,8 @@ fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
         BatchShape::new(vec![Segment { slot: 0, context_len, cached: true, rows: 1, wanted }])
             .unwrap()
     };
-    let mut get =
-        |past| lowered.get(&spec, &Formats::default(), &plan, Phase::Prefill, &shape(past), |_| ());
+    let whole = Whole { spec: &spec, formats: &formats, plan: &plan };
+    let mut get = |past| lowered.get(whole, Phase::Prefill, &shape(past), |_| ());
     let (fits, too_long) = (get(0), get(300));
     assert!(too_long.is_err() && (fits.is_ok() || plan.cache.rows == 0), "{fits:?}");
 }

@@ -114,6 +114,17 @@ impl<'a> Burst<'a> {
     }
 }
 
+/// The prefill of a sequence: its prompt goes through in chunks.
+#[derive(Clone, Copy)]
+struct Prefill<'a> {
+    /// The sequence, which has the prompt.
+    text: &'a Sequence,
+    /// The number of its first tokens whose rows are cached already.
+    kept: u32,
+    /// The most rows of a chunk.
+    chunk: u32,
+}
+
 impl LocalCluster {
     /// Loads the shard of each device of `plan` and connects them.
     ///
@@ -318,7 +329,7 @@ impl LocalCluster {
         let goal = Goal { count, stop: stop.into(), mask: None };
         let mut state = self.lock();
         let made = match self.begin(text) {
-            Ok(()) => self.go_on(&mut state, text, 0, &goal, chunk, tell),
+            Ok(()) => self.go_on(&mut state, Prefill { text, kept: 0, chunk }, &goal, tell),
             Err(error) => Err(error),
         };
         self.end(text.slot);
@@ -341,7 +352,7 @@ impl LocalCluster {
     ) -> Result<(), LocalError> {
         let mut state = self.lock();
         self.begin(text)?;
-        self.go_on(&mut state, text, kept, goal, chunk, tell)
+        self.go_on(&mut state, Prefill { text, kept, chunk }, goal, tell)
     }
 
     /// Takes room for a sequence on all devices.
@@ -416,15 +427,15 @@ impl LocalCluster {
         self.steps(&mut self.lock(), &burst, &|_, _| ControlFlow::Continue(()))
     }
 
+    /// Runs the prefill of a sequence that has begun, and generates tokens behind it.
     fn go_on(
         &self,
         state: &mut State,
-        text: &Sequence,
-        kept: u32,
+        prefill: Prefill<'_>,
         goal: &Goal,
-        chunk: u32,
         tell: &mut (dyn FnMut(&TokenEvent) -> ControlFlow<()> + Send),
     ) -> Result<(), LocalError> {
+        let Prefill { text, kept, chunk } = prefill;
         let Goal { count, stop, .. } = goal;
         let segment = |past: u32, rows: u32, wanted| {
             let segment =

@@ -72,6 +72,16 @@ impl Until {
     }
 }
 
+/// A sequence that generates tokens for whoever listens.
+struct Generation<'a> {
+    /// The state of the sequence.
+    way: SequenceState,
+    /// Its token stream.
+    telling: EventStream<'a>,
+    /// Until when it is worked on.
+    until: Until,
+}
+
 impl Session {
     /// Generates tokens behind a prompt, and sends each as it comes. Ends when nobody listens any more, after the step
     /// that runs then. Runs to its end even where the cluster starts, changes its plan or loses a device meanwhile.
@@ -118,7 +128,9 @@ impl Session {
         };
         let mut telling = EventStream::new(stream, stop, listener, &self.inner.steps, said);
         telling.resume(&mut way, &generated);
-        let result = self.steps(&mut way, &mut answer, &mut telling, until).await;
+        let mut generation = Generation { way, telling, until };
+        let result = self.steps(&mut generation, &mut answer).await;
+        let Generation { way, mut telling, .. } = generation;
         let (epoch, forgotten) =
             self.inner.steps.depart(self.caller.who(), &way.sequence, way.reusable_rows());
         for slot in forgotten {
@@ -141,17 +153,16 @@ impl Session {
     /// Generates all tokens. None when nobody listens any more.
     async fn steps(
         &self,
-        way: &mut SequenceState,
+        generation: &mut Generation<'_>,
         answer: &mut Answer<'_>,
-        telling: &mut EventStream<'_>,
-        mut until: Until,
     ) -> Result<Option<Finish>, RequestError> {
         let mut between: Option<RejoinGuard> = None;
         // A sequence that resumes may end with the last token that it has.
-        if let Some(finish) = self.flush_events(telling).await? {
+        if let Some(finish) = self.flush_events(&mut generation.telling).await? {
             return Ok(finish);
         }
         loop {
+            let Generation { way, telling, until } = generation;
             if way.left() == 0 {
                 return Ok(Some(Finish::Length));
             }
@@ -159,7 +170,7 @@ impl Session {
                 return Ok(None);
             }
             if until.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(self.late(until.late));
+                return Err(self.late(until.late.clone()));
             }
             let (tell, mut told) = mpsc::unbounded_channel();
             let (before, begun) = (way.generated(), Instant::now());
@@ -169,8 +180,9 @@ impl Session {
             if way.cached.is_none() && self.inner.steps.has_room(way.sequence.tokens.len()) {
                 self.inner.fleet.end_burst();
             }
-            let stepped = self.step(place, way, answer, telling, &mut told, &mut until);
+            let stepped = self.step(place, generation, answer, &mut told);
             let Some(Answered { came, between: still }) = stepped.await? else { return Ok(None) };
+            let Generation { way, telling, until } = generation;
             while let Ok(one) = told.try_recv() {
                 telling.take(way, one);
             }
@@ -238,12 +250,11 @@ impl Session {
     async fn step(
         &self,
         mut place: WaitingSequence,
-        way: &mut SequenceState,
+        generation: &mut Generation<'_>,
         answer: &Answer<'_>,
-        telling: &mut EventStream<'_>,
         told: &mut UnboundedReceiver<TokenEvent>,
-        until: &mut Until,
     ) -> Result<Option<Answered>, RequestError> {
+        let Generation { way, telling, until } = generation;
         let (deadline, late) = (until.deadline, until.late.clone());
         let mut changes = self.inner.steps.changes();
         // Whether there may be something to run, and whether the sequence can leave: not while a step with it runs.

@@ -171,6 +171,16 @@ struct Program<'a> {
     readiness: watch::Receiver<Readiness>,
 }
 
+/// A device that is called, and the connection to it.
+struct Callee {
+    /// The device.
+    device: Index,
+    /// The number of the attempt by which it was connected.
+    attempt: u64,
+    /// The connection that the attempt made.
+    connection: Connection,
+}
+
 /// What a device answers: its results by output, and what they took.
 type Answer = Result<(Vec<Vec<f32>>, ExecuteDone), Status>;
 /// The calls to all devices: rank, attempt of the connection, answer.
@@ -189,6 +199,7 @@ impl Program<'_> {
         let mut calls = JoinSet::new();
         for (rank, (device, attempt, connection)) in connections.into_iter().enumerate() {
             let connection = connection.ok_or_else(|| ended(self.shared, self.epoch, device))?;
+            let callee = Callee { device, attempt, connection };
             let sizes = self.dispatch.outputs[rank].iter().map(|o| {
                 let (rows, width) = o.extent(spec.hidden, labels);
                 rows as usize * width as usize
@@ -210,7 +221,7 @@ impl Program<'_> {
                 }
             };
             calls.spawn(async move {
-                let run = run_on(&shared, device, attempt, connection, request, sizes, tell);
+                let run = run_on(&shared, callee, request, sizes, tell);
                 (rank, attempt, run.await)
             });
         }
@@ -426,15 +437,16 @@ async fn verdict(
     }
 }
 
+/// Runs a program on a device. Gives its outputs, of these sizes, and its report; `tell` hears of tokens as they come,
+/// one listener for each sequence.
 async fn run_on(
     shared: &Shared,
-    device: Index,
-    attempt: u64,
-    mut connection: Connection,
+    callee: Callee,
     request: ExecuteRequest,
     sizes: Vec<usize>,
     tell: Vec<UnboundedSender<TokenEvent>>,
-) -> Result<(Vec<Vec<f32>>, ExecuteDone), Status> {
+) -> Answer {
+    let Callee { device, attempt, mut connection } = callee;
     let mut values: Vec<Vec<f32>> = sizes.iter().map(|n| Vec::with_capacity(*n)).collect();
     let goals = request.burst.as_ref().map_or(&[][..], |burst| &burst.goals);
     let most: Vec<u32> = goals.iter().map(|goal| goal.count).collect();

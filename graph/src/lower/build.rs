@@ -63,7 +63,7 @@ impl Value {
 pub(crate) struct Tile {
     /// What its values are.
     pub role: Role,
-    /// Its rows.
+    /// The rows of the batch that it has.
     pub rows: Span<Row>,
     /// How many values a row has.
     pub width: u32,

@@ -173,7 +173,7 @@ struct Program<'a> {
 
 /// A device that is called, and the connection to it.
 struct Callee {
-    /// The device.
+    /// Which of the fleet it is.
     device: Index,
     /// The number of the attempt by which it was connected.
     attempt: u64,

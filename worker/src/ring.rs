@@ -6,7 +6,9 @@
 pub mod handshake;
 
 mod arrival;
+mod closed;
 mod dial;
+mod error;
 mod form;
 mod quic;
 mod stream;
@@ -14,6 +16,8 @@ mod tcp;
 
 pub(crate) use arrival::ProbeArrival;
 pub use arrival::Ring;
-pub use form::{Formation, PeerAddress, RingError};
+pub use dial::PeerAddress;
+pub use error::RingError;
+pub use form::Formation;
 pub use quic::bind as bind_quic;
 pub(crate) use stream::{Duplex, Stream};

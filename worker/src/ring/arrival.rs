@@ -226,7 +226,8 @@ impl Ring {
     pub fn open_quic(&self, socket: UdpSocket, identity: &Identity) -> io::Result<()> {
         // Arrivals need not dial: so a ring does not keep itself alive.
         let arrivals = Self { quic: Arc::default(), ..self.clone() };
-        let opened = Quic::open(socket, identity, arrivals)?;
+        let arrive = move |peer, pipe| arrivals.clone().arrive_quic(peer, pipe);
+        let opened = Quic::open(socket, identity, arrive)?;
         self.quic.set(opened).map_err(|_| io::ErrorKind::AlreadyExists.into())
     }
     /// Closes all connections over QUIC.

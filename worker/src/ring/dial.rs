@@ -2,7 +2,7 @@
 
 use super::{
     arrival::Ring,
-    form::{PeerAddress, RingError},
+    error::RingError,
     handshake::{Answer, HANDSHAKE_BYTES, ProbeHandshake, WELCOME_BYTES},
     quic::{self, Connection},
     stream::Stream,
@@ -23,6 +23,15 @@ use tokio::{
 const RETRY: Duration = Duration::from_millis(200);
 /// How long one attempt may take, without the peer's placement.
 const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// Where a peer is reached.
+#[derive(Clone, Debug)]
+pub struct PeerAddress {
+    /// The address of its worker, as host:port.
+    pub address: String,
+    /// Port of its plain ring links, on the same host; 0 where it has none.
+    pub plain_port: u16,
+}
 
 /// A link to be dialled.
 pub(super) struct Dial {

@@ -3,108 +3,20 @@
 
 use super::{
     arrival::{Expected, Ring},
-    dial::Dial,
-    handshake::{Answer, Handshake, HelloError},
+    dial::{Dial, PeerAddress},
+    error::RingError,
+    handshake::Handshake,
     stream::Stream,
 };
 use galaxy_common::{DeviceName, Epoch, LinkType, Plan, Rank};
 use galaxy_engine::link::Links;
-use galaxy_proto::{channel::ConnectError, identity::Identity};
+use galaxy_proto::identity::Identity;
 use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
 /// How long it may take to form all links of an epoch. The coordinator places all devices at once;
 /// those that answer late have this long.
 const FORM_DEADLINE: Duration = Duration::from_secs(15);
-
-/// Where a peer is reached.
-#[derive(Clone, Debug)]
-pub struct PeerAddress {
-    /// The address of its worker, as host:port.
-    pub address: String,
-    /// Port of its plain ring links, on the same host; 0 where it has none.
-    pub plain_port: u16,
-}
-
-/// Why the links cannot be formed.
-#[derive(Debug, thiserror::Error)]
-pub enum RingError {
-    /// A peer that cannot be reached.
-    #[error("no link to device {peer}: {source}")]
-    Connect {
-        /// The device at the other end.
-        peer: DeviceName,
-        /// The error of the connection.
-        source: ConnectError,
-    },
-    /// A peer that refused the link.
-    #[error("device {peer} refused the link: {}", match answer {
-        Answer::Stale => "it is in a later epoch, or was told to give this one up",
-        Answer::WrongName => "it does not know us as a device of its plan",
-        Answer::OtherPlan => "it was placed with another plan",
-        Answer::Busy => "it holds a place in a plan, or measures already: stop the coordinator",
-        Answer::Welcome => "it did not",
-    })]
-    Refused {
-        /// The device at the other end.
-        peer: DeviceName,
-        /// The reason for which it refused.
-        answer: Answer,
-    },
-    /// A peer whose hello or welcome cannot be read.
-    #[error("device {peer} cannot be understood: {source}")]
-    Hello {
-        /// The device at the other end.
-        peer: DeviceName,
-        /// What is wrong with its bytes.
-        source: HelloError,
-    },
-    /// A peer that takes no plain links.
-    #[error("device {peer} takes no plain ring links: start its worker with --plain")]
-    NoPlain {
-        /// The device at the other end.
-        peer: DeviceName,
-    },
-    /// A peer that did not come in time.
-    #[error("no link from device {peer} came within {after:?}: is it placed, and can it reach us?")]
-    Absent {
-        /// The device at the other end.
-        peer: DeviceName,
-        /// How long this device waited.
-        after: Duration,
-    },
-    /// A socket that failed.
-    #[error("the link with device {peer} failed: {source}")]
-    Io {
-        /// The device at the other end.
-        peer: DeviceName,
-        /// The error of the socket.
-        source: io::Error,
-    },
-}
-
-impl RingError {
-    /// The device at the other end.
-    pub fn peer(&self) -> &DeviceName {
-        match self {
-            Self::Connect { peer, .. }
-            | Self::Refused { peer, .. }
-            | Self::Hello { peer, .. }
-            | Self::NoPlain { peer }
-            | Self::Absent { peer, .. }
-            | Self::Io { peer, .. } => peer,
-        }
-    }
-    /// Whether a later placement may succeed although nobody changes anything.
-    pub fn retryable(&self) -> bool {
-        match self {
-            Self::Connect { source, .. } => source.retryable(),
-            Self::Refused { answer, .. } => matches!(answer, Answer::Stale | Answer::Busy),
-            Self::Absent { .. } | Self::Io { .. } => true,
-            Self::Hello { .. } | Self::NoPlain { .. } => false,
-        }
-    }
-}
 
 /// The links that a device needs.
 pub struct Formation {

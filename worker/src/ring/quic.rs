@@ -11,9 +11,8 @@
 mod door;
 
 use super::{
-    arrival::Ring,
+    closed::closed_or,
     handshake::{Answer, HANDSHAKE_BYTES, WELCOME_BYTES},
-    stream::closed_or,
 };
 use bytes::Bytes;
 use galaxy_common::{DeviceName, FrameHeader};
@@ -87,7 +86,7 @@ pub(super) struct Quic {
     thread: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
-/// Binds the socket that [`Ring::open_quic`] takes.
+/// Binds the socket that [`super::Ring::open_quic`] takes.
 ///
 /// # Errors
 /// The error of the system.
@@ -98,8 +97,12 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 impl Quic {
-    /// Serves, and is ready to dial. Streams that peers open are handed to `ring`.
-    pub fn open(socket: UdpSocket, identity: &Identity, ring: Ring) -> io::Result<Self> {
+    /// Serves, and is ready to dial. Each stream that a peer opens is handed to `arrive`.
+    pub fn open<F: Future<Output = ()> + Send>(
+        socket: UdpSocket,
+        identity: &Identity,
+        arrive: impl Fn(Peer, QuicPipe) -> F + Clone + Send + 'static,
+    ) -> io::Result<Self> {
         let unfit = |error| io::Error::other(format!("QUIC with this identity: {error}"));
         let transport = Arc::new(transport());
         let tls = QuicServerConfig::try_from(identity.server_config(&[ALPN_RING]));
@@ -127,7 +130,7 @@ impl Quic {
         let body = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = door::accept(served.clone(), ring) => {}
+                    () = door::accept(served.clone(), arrive) => {}
                     // Stopped, or the handle was dropped.
                     _ = stopping => {}
                 }

@@ -2,6 +2,7 @@
 //! transport. Hot path: no locks, no logging, no allocation of ours for each frame.
 
 use super::{
+    closed::closed_or,
     quic::{QuicPipe, QuicReader, QuicSender},
     tcp::{self, Closer, PlainSender, TlsReader, TlsSender},
 };
@@ -172,18 +173,5 @@ impl<R: Read> Receiver<R> {
             bytes -= part;
         }
         Ok(())
-    }
-}
-
-/// The error of a link: [`LinkError::Closed`] for all kinds of error by which the system says so.
-pub(super) fn closed_or(error: io::Error) -> LinkError {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof,
-    };
-    match error.kind() {
-        BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => {
-            LinkError::Closed
-        }
-        _ => LinkError::Io(error),
     }
 }

@@ -4,7 +4,7 @@
 //! The handshake is done by the async side; a link then owns a blocking socket, because each of
 //! its ends is driven by an I/O thread of its own.
 
-use super::stream::closed_or;
+use super::closed::closed_or;
 use galaxy_common::{FrameHeader, HEADER_BYTES};
 use galaxy_engine::link::{LinkCloser, LinkError, LinkSender};
 use rustls::Connection;

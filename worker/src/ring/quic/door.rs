@@ -1,6 +1,6 @@
 //! Connections that come over QUIC: their handshakes wait in a lobby, as over TCP.
 
-use super::{super::arrival::Ring, Connection, QuicPipe};
+use super::{Connection, QuicPipe};
 use galaxy_proto::door::{Peer, Sampled, SharedLobby};
 use quinn::{ConnectionError, Endpoint};
 use std::{sync::Arc, time::Duration};
@@ -13,9 +13,12 @@ pub(super) const CROWD: usize = 16;
 /// The time for a handshake and the stream after it.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Takes connections until the socket is closed. Without 0-RTT: what comes with it could be sent
+/// Takes connections until the socket is closed, and hands their streams to `arrive`. Without 0-RTT: what comes with it could be sent
 /// again by anybody who saw it.
-pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
+pub(super) async fn accept<F: Future<Output = ()> + Send>(
+    endpoint: Endpoint,
+    arrive: impl Fn(Peer, QuicPipe) -> F + Clone + Send + 'static,
+) {
     let lobby = SharedLobby::new(HANDSHAKES);
     let refusals = Arc::new(Sampled::default());
     while let Some(incoming) = endpoint.accept().await {
@@ -26,7 +29,7 @@ pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
             continue;
         }
         let (stay, notice) = lobby.arrive(incoming.remote_address().ip());
-        let (ring, refusals) = (ring.clone(), refusals.clone());
+        let (arrive, refusals) = (arrive.clone(), refusals.clone());
         tokio::spawn(async move {
             let address = incoming.remote_address();
             let shaken = tokio::select! {
@@ -35,7 +38,7 @@ pub(super) async fn accept(endpoint: Endpoint, ring: Ring) {
             };
             drop(stay);
             let why = match shaken {
-                Ok(Ok((peer, pipe))) => return ring.arrive_quic(peer, pipe).await,
+                Ok(Ok((peer, pipe))) => return arrive(peer, pipe).await,
                 Ok(Err(error)) => error.to_string(),
                 Err(late) => late.to_string(),
             };

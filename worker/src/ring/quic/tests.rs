@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::*;
+use super::{super::arrival::Ring, *};
 use galaxy_proto::identity::Authority;
 
 fn name(text: &str) -> DeviceName {

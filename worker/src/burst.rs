@@ -1,6 +1,9 @@
 //! Decode bursts: which tokens a request asks to generate, and this device's part of them.
 
-use crate::{core::Active, error::WorkerError, execute::Events};
+use crate::{
+    error::WorkerError,
+    running::{Active, Events},
+};
 use bytes::Bytes;
 use galaxy_common::{BatchShape, Burst, Sequence, TokenGoal, plan::Phase};
 use galaxy_engine::{

@@ -7,16 +7,21 @@
 
 pub(crate) mod cache;
 pub(crate) mod data;
+pub(crate) mod error;
 pub(crate) mod fetch;
 pub(crate) mod links;
 pub(crate) mod own;
+pub(crate) mod proven;
+pub(crate) mod service;
 pub(crate) mod share;
+
+pub use error::ContentError;
 
 use crate::core::Core;
 use crate::error::WorkerError;
 use crate::tasks::blocking;
 use data::{Data, PieceState};
-use galaxy_common::{Assignment, Bytes, private::PrivateError};
+use galaxy_common::Assignment;
 use galaxy_graph::{
     holdings::{self, steps},
     operators::OperatorGraph,
@@ -25,121 +30,8 @@ use galaxy_model::{
     Matrix, ModelDir, ModelError, Vector, pieces::Pieces, quantise::of_fingerprint,
 };
 use links::ModelServer;
-use std::{
-    io,
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{ops::Range, sync::Arc};
 use tokio::sync::oneshot;
-
-/// Why a model cannot be fetched.
-#[derive(Debug, thiserror::Error)]
-pub enum ContentError {
-    /// The coordinator did not call in time.
-    #[error("the coordinator does not bring the model: it has not called within {after:?}")]
-    NoCall {
-        /// How long the worker waited.
-        after: Duration,
-    },
-    /// The coordinator called and then sent nothing.
-    #[error("the coordinator does not bring the model: it has said nothing for {after:?}")]
-    Silent {
-        /// How long the worker waited.
-        after: Duration,
-    },
-    /// The connection with the coordinator broke, or the coordinator lacks a piece.
-    #[error("the coordinator brings no more of the model: {why}")]
-    Lost {
-        /// The reason, for people.
-        why: String,
-    },
-    /// The coordinator offers another model.
-    #[error("the plan is for the model {want}, and the coordinator brings {have}")]
-    Other {
-        /// The fingerprint in the plan.
-        want: String,
-        /// The fingerprint in the offer.
-        have: String,
-    },
-    /// A manifest that cannot be read, or is not the one that was offered.
-    #[error("the manifest that the coordinator sends is not what it should be: {why}")]
-    Manifest {
-        /// What is wrong, for people.
-        why: String,
-    },
-    /// A piece whose digest is wrong, from the coordinator itself.
-    #[error(
-        "the coordinator's files are not those of its manifest: piece {piece} is another. Were they changed or damaged? Restart the coordinator"
-    )]
-    Wrong {
-        /// The number of the piece.
-        piece: u32,
-    },
-    /// The model cannot be opened.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The cache cannot be used.
-    #[error("the cache in {} cannot be used: {source}", path.display())]
-    File {
-        /// The file or directory.
-        path: PathBuf,
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// Somebody else may use the cache, or it is not what it should be.
-    #[error("the cache cannot be used: {0}; or give --cache another directory")]
-    Private(#[from] PrivateError),
-    /// The disk is full.
-    #[error(
-        "the disk has no room for what the device needs of {model}, {needs} in all: free some, or give --cache a directory on another disk"
-    )]
-    Full {
-        /// The name of the model.
-        model: String,
-        /// Bytes of the whole model.
-        needs: Bytes,
-    },
-    /// The cache's limit is too small for what one plan needs.
-    #[error(
-        "the cache in {} may hold {limit}, and this device needs {needed} for its part: raise --cache-bytes to {needed} or give it a smaller share", dir.display()
-    )]
-    Small {
-        /// Bytes that this plan needs in the cache.
-        needed: Bytes,
-        /// The limit, as `--cache-bytes` sets it.
-        limit: Bytes,
-        /// The directory of the cache.
-        dir: PathBuf,
-    },
-    /// Another worker uses the cache.
-    #[error("another worker uses the cache in {}: give each its own with --cache", dir.display())]
-    Taken {
-        /// The directory of the cache.
-        dir: PathBuf,
-    },
-}
-
-impl ContentError {
-    fn file(path: &Path, source: io::Error) -> Self {
-        Self::File { path: path.to_owned(), source }
-    }
-    /// The error of a disk that does not take a piece.
-    fn disk(data: &Data, source: io::Error) -> Self {
-        let (model, needs) = (data.manifest.name().to_owned(), Bytes(data.pieces.total()));
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Self::Full { model, needs }
-            }
-            _ => Self::File { path: data.content.to_string().into(), source },
-        }
-    }
-    /// Whether the same placement may succeed later although nobody changes anything.
-    pub(crate) fn retryable(&self) -> bool {
-        matches!(self, Self::NoCall { .. } | Self::Silent { .. } | Self::Lost { .. })
-    }
-}
 
 /// A model that is being fetched, and the coordinator that brings it.
 pub(crate) struct Arriving {

@@ -4,28 +4,26 @@ use crate::{
     content::{
         cache::Cache,
         links::ModelServerSlot,
-        own::ProvenModels,
+        proven::ProvenModels,
         share::{CALLERS, Shared},
     },
     error::WorkerError,
-    execute::{Endings, Ours, Timelines},
     models::Models,
     ring::Ring,
+    running::{Active, Running},
     state::WorkerState,
-    tasks::{Programs, Tasks, blocking, lock},
+    tasks::{Tasks, blocking, lock},
 };
-use galaxy_common::{Activations, Assignment, Bytes, DeviceName, Epoch, Plan, Rank, Streaming};
-use galaxy_engine::{compute::choice::EngineChoice, executor::Executor};
-use galaxy_graph::Lowered;
-use galaxy_model::ModelDir;
+use galaxy_common::{Bytes, DeviceName, Epoch};
+use galaxy_engine::compute::choice::EngineChoice;
 use galaxy_proto::identity::Identity;
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicBool},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 use tokio::{
-    sync::{RwLock, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::Instant,
 };
 
@@ -70,58 +68,6 @@ pub(crate) struct ModelContent {
     pub(crate) shared: Mutex<Option<Shared>>,
     /// Places for devices that fetch from this one.
     pub(crate) callers: Arc<Semaphore>,
-}
-
-/// What runs, and on what.
-#[derive(Default)]
-pub(crate) struct Running {
-    /// The shard: read while a program runs, written when another is loaded. So no two shards are
-    /// in memory at once, not even while one is dropped.
-    pub(crate) held: Arc<RwLock<Option<LoadedShard>>>,
-    active: Mutex<Option<Arc<Active>>>,
-    pub(crate) programs: Programs,
-    pub(crate) timelines: Mutex<Timelines>,
-    pub(crate) endings: Mutex<Endings>,
-}
-
-/// A shard in memory, inside the executor that runs it.
-pub(crate) struct LoadedShard {
-    pub(crate) key: HeldKey,
-    pub(crate) executor: Arc<Executor>,
-    pub(crate) bytes: Bytes,
-}
-
-/// What must be equal for a shard to be used again.
-#[derive(Clone, PartialEq)]
-pub(crate) struct HeldKey {
-    pub(crate) fingerprint: String,
-    /// The values to which rows are rounded: where they stay f32, weights in blocks are held as f32
-    /// too.
-    pub(crate) activations: Activations,
-    pub(crate) holds: Assignment,
-    pub(crate) threads: u16,
-    pub(crate) kept: galaxy_common::Cache,
-    pub(crate) streaming: Option<Streaming>,
-}
-
-/// The epoch that is placed.
-pub(crate) struct Active {
-    pub(crate) epoch: Epoch,
-    pub(crate) rank: Rank,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) model: Arc<ModelDir>,
-    /// Weak: the shard inside is dropped when another is to be loaded, even if a task still reports
-    /// on a run.
-    pub(crate) executor: Weak<Executor>,
-    /// Programs by batch shape.
-    pub(crate) lowered: Mutex<Lowered<Ours>>,
-}
-
-impl Active {
-    /// The name of a device of the plan.
-    pub(crate) fn name(&self, rank: Rank) -> Option<&DeviceName> {
-        self.plan.ring.get(rank.index()).map(|device| &device.name)
-    }
 }
 
 impl Core {

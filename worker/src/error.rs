@@ -1,6 +1,6 @@
 //! The errors of a worker's calls: one enum, and one place that maps it to gRPC.
 
-use crate::{content::ContentError, ring::RingError, state::Refusal};
+use crate::{content::error::ContentError, ring::RingError, state::Refusal};
 use galaxy_common::{Bytes, DeviceName, PlanError, Rank};
 use galaxy_engine::{
     compute::choice::EngineError, executor::RunError, measure::MeasureError, stream::StreamError,

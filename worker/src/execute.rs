@@ -2,8 +2,9 @@
 
 use crate::{
     burst::{Decode, checked},
-    core::{Active, Core},
+    core::Core,
     error::WorkerError,
+    running::{Active, Events},
     state::Turn,
     tasks::{blocking, lock},
 };
@@ -16,21 +17,12 @@ use galaxy_engine::{
     executor::{Job, RunError, RunReport},
     generate::{Decoded, Generated},
 };
-use galaxy_graph::{
-    Program, Whole,
-    program::Lane,
-    timeline::{LaneUse, Times},
-};
+use galaxy_graph::timeline::LaneUse;
 use galaxy_model::ModelSpec;
 use galaxy_proto::{convert, v1};
-use std::{collections::VecDeque, sync::Arc, time::Duration};
-use tokio::{sync::mpsc, time::Instant};
-use tonic::Status;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
 
-/// The most lowered programs that are cached: requests come in a few shapes.
-pub(crate) const LOWERED: usize = 32;
-/// The most timelines that are stored, for `galaxy trace`.
-const TIMELINES: usize = 32;
 /// Bytes of a piece of a result: far below the limit of a message, far above its overhead.
 const PIECE_BYTES: usize = 1 << 20;
 /// The time for a request that names none, and the most for one that names more.
@@ -41,50 +33,6 @@ const ORPHANED: Duration = Duration::from_secs(5);
 
 /// The time after its deadline in which a request is answered.
 const REPORT: Duration = Duration::from_secs(5);
-
-/// The channel that takes the events of an execution.
-pub(crate) type Events = mpsc::Sender<Result<v1::ExecuteEvent, Status>>;
-
-/// This device's program for a shape, and the digest of all devices' programs.
-pub(crate) type Ours = ([u8; 32], Arc<Program>);
-
-/// The timelines of the programs that ran lately.
-#[derive(Default)]
-pub(crate) struct Timelines {
-    kept: VecDeque<(Epoch, SequenceNumber, Vec<Times>)>,
-}
-
-impl Timelines {
-    fn put(&mut self, epoch: Epoch, sequence: SequenceNumber, times: Vec<Times>) {
-        if self.kept.len() == TIMELINES {
-            self.kept.pop_front();
-        }
-        self.kept.push_back((epoch, sequence, times));
-    }
-    /// The begin and end of each operation of a program that ran.
-    pub(crate) fn get(
-        &self,
-        epoch: Epoch,
-        sequence: SequenceNumber,
-    ) -> Result<&[Times], WorkerError> {
-        let found = self.kept.iter().find(|(e, s, _)| (*e, *s) == (epoch, sequence));
-        found
-            .map(|(_, _, times)| times.as_slice())
-            .ok_or(WorkerError::NoTimeline { kept: TIMELINES })
-    }
-}
-
-/// The handles that ask bursts of admitted programs to end.
-#[derive(Default)]
-pub(crate) struct Endings(Vec<(Epoch, SequenceNumber, Ending)>);
-
-impl Endings {
-    /// Asks the burst of a program to end, if it was admitted.
-    pub(crate) fn ask(&self, epoch: Epoch, sequence: SequenceNumber) {
-        let of = self.0.iter().filter(|(e, s, _)| (*e, *s) == (epoch, sequence));
-        of.for_each(|(.., ending)| ending.ask());
-    }
-}
 
 /// A program's place in the queue. Leaves it when dropped, whatever happened.
 struct QueuePlace {
@@ -98,7 +46,7 @@ impl QueuePlace {
     fn take(core: &Arc<Core>, epoch: Epoch, sequence: SequenceNumber) -> Result<Self, WorkerError> {
         core.tell(|state| state.admit(epoch, sequence))?;
         let ending = Ending::default();
-        lock(&core.running.endings).0.push((epoch, sequence, ending.clone()));
+        lock(&core.running.endings).add(epoch, sequence, ending.clone());
         Ok(Self { core: core.clone(), epoch, sequence, ending })
     }
 
@@ -123,10 +71,7 @@ impl QueuePlace {
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        let own = (self.epoch, self.sequence);
-        lock(&self.core.running.endings)
-            .0
-            .retain(|(epoch, sequence, _)| (*epoch, *sequence) != own);
+        lock(&self.core.running.endings).remove(self.epoch, self.sequence);
         self.core.tell(|state| state.leave(self.epoch, self.sequence));
     }
 }
@@ -360,30 +305,6 @@ fn typed(
     Ok(Inputs::typed(tokens, types))
 }
 
-impl Active {
-    /// This device's program for a batch shape.
-    pub(crate) fn lower(&self, phase: Phase, shape: &BatchShape) -> Result<Ours, WorkerError> {
-        let ours = |mut programs: Vec<Program>| {
-            let digest = galaxy_graph::digest(&programs);
-            (digest, Arc::new(programs.swap_remove(self.rank.index())))
-        };
-        let (spec, formats) = (self.model.spec(), self.model.formats());
-        let whole = Whole { spec, formats, plan: &self.plan };
-        Ok(lock(&self.lowered).get(whole, phase, shape, ours)?)
-    }
-
-    fn lane(&self, lane: Lane) -> String {
-        let name = |rank| self.name(rank).map_or_else(String::new, ToString::to_string);
-        match lane {
-            Lane::Compute => "compute".to_owned(),
-            Lane::Copy => "copy".to_owned(),
-            Lane::Send(rank) => format!("send {}", name(rank)),
-            Lane::Receive(rank) => format!("receive {}", name(rank)),
-            Lane::Load(loader) => format!("load {loader}"),
-        }
-    }
-}
-
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
     let Ran { report, tokens, decoded: Decoded { counts, breadths, steps, rows, last } } = ran;
@@ -421,21 +342,4 @@ async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_timeline_goes() {
-        let mut timelines = Timelines::default();
-        for n in 0..=TIMELINES as u64 {
-            timelines.put(Epoch(1), SequenceNumber(n), vec![]);
-        }
-        assert!(timelines.get(Epoch(1), SequenceNumber(0)).is_err());
-        assert!(timelines.get(Epoch(1), SequenceNumber(1)).is_ok());
-        assert!(timelines.get(Epoch(2), SequenceNumber(1)).is_err());
-    }
 }

@@ -6,6 +6,7 @@
 //! - `place`: checks the plan and the budget, holds the shard, forms the links of an epoch.
 //! - `content`: models of which this device has no directory come in pieces, into a cache.
 //! - `execute`: lowers, compares digests, runs in sequence order, streams the results.
+//! - `running`: the shard, the epoch that is placed, and its programs.
 //! - `profile`, `probe`: measure the device, and its links.
 //! - [`ring`]: how devices find each other, and the links that carry tiles.
 //! - [`error`]: every way to fail, and what the coordinator gets to know of it.
@@ -20,6 +21,7 @@ mod execute;
 mod place;
 mod probe;
 mod profile;
+mod running;
 mod service;
 
 pub mod error;

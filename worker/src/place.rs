@@ -14,10 +14,10 @@ use crate::{
         own,
         share::Shared,
     },
-    core::{Active, Core, HeldKey, LoadedShard},
+    core::Core,
     error::WorkerError,
-    execute::LOWERED,
     ring::Formation,
+    running::{Active, HeldKey, LOWERED, LoadedShard},
     state::{Refusal, WorkerState},
     tasks::{blocking, lock, on_thread},
 };

@@ -5,8 +5,9 @@ use crate::{
         self,
         fetch::{Meter, Sources, fetch},
     },
-    core::{Core, LoadedShard},
+    core::Core,
     error::WorkerError,
+    running::LoadedShard,
     tasks::{blocking, computing},
 };
 use galaxy_common::{Activations, Bytes};

@@ -4,7 +4,7 @@ use crate::{
     announce::announce,
     content::{
         cache::{Cache, CacheConfig},
-        share::Share,
+        service::Share,
     },
     core::{Core, Grant},
     models::Models,

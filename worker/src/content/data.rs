@@ -195,6 +195,17 @@ impl Data {
         Ok(())
     }
 
+    /// The error of a disk that does not take a piece.
+    pub(crate) fn disk_error(&self, source: io::Error) -> ContentError {
+        let (model, needs) = (self.manifest.name().to_owned(), Bytes(self.pieces.total()));
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ContentError::Full { model, needs }
+            }
+            _ => ContentError::File { path: self.content.to_string().into(), source },
+        }
+    }
+
     /// Syncs these pieces to the disk, and sets their bits on the map after that.
     fn keep(&self, pieces: &mut Vec<u32>) -> io::Result<()> {
         if pieces.is_empty() {

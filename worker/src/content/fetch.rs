@@ -203,7 +203,7 @@ pub(crate) async fn fetch(
             tasks.spawn(join(at + 1, peer, (identity.clone(), from), about, news.clone()));
         }
     }
-    let thread = |source| ContentError::disk(&data, source);
+    let thread = |source| data.disk_error(source);
     let (keeping, keep) = keeper(data.clone());
     let kept_all = on_thread("keep", keep).map_err(thread)?;
     let (jobs, work) = mpsc::channel(QUEUE);
@@ -246,7 +246,7 @@ pub(crate) async fn fetch(
     // good. And if the disk takes no more, it is the keeper that knows why.
     drop((jobs, disk));
     let kept = kept_all.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    let result = kept.map_err(|source| ContentError::disk(&data, source)).and(result);
+    let result = kept.map_err(|source| data.disk_error(source)).and(result);
     // Just before the return: readers must not fail before the reason is known.
     match &result {
         Ok(()) => opened.close("all that was to be fetched is here"),
@@ -346,7 +346,7 @@ impl Fetch<'_> {
                     };
                 }
                 // There is room: nothing is received where there is none.
-                let gone = |_| ContentError::disk(&self.data, io::Error::other("no writer"));
+                let gone = |_| self.data.disk_error(io::Error::other("no writer"));
                 jobs.try_send((at, piece, bytes)).map_err(gone)?;
             }
         }
@@ -380,7 +380,7 @@ impl Fetch<'_> {
                     return Err(ContentError::Wrong { piece });
                 }
             }
-            Outcome::Failed(source) => return Err(ContentError::disk(&self.data, source)),
+            Outcome::Failed(source) => return Err(self.data.disk_error(source)),
         }
         Ok(())
     }

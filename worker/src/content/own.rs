@@ -5,39 +5,15 @@
 //! asked for its manifest once in the life of a process; what was found right is stored in the cache, with the files
 //! in which it was found.
 
-use super::{ContentError, cache::Cache, links};
-use crate::{
-    core::Core,
-    error::WorkerError,
-    tasks::{blocking, lock},
-};
+use super::{ContentError, cache::Cache, links, proven::Known};
+use crate::{core::Core, error::WorkerError, tasks::blocking};
 use galaxy_model::{
     ModelDir,
     manifest::{Digest, Manifest},
     proof::Proof,
 };
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 use tokio::sync::oneshot;
-
-/// The directories that were compared in the life of this process, by fingerprint.
-#[derive(Default)]
-pub(crate) struct ProvenModels(Mutex<HashMap<String, Known>>);
-
-/// A directory that was compared: its content, and the proof.
-#[derive(Clone)]
-struct Known {
-    content: Digest,
-    proof: Arc<Proof>,
-}
-
-impl ProvenModels {
-    fn get(&self, model: &ModelDir) -> Option<Known> {
-        lock(&self.0).get(model.files_fingerprint()).cloned()
-    }
-}
 
 /// Has `model` compared with its manifest as it is read, if that is known: the same files as before, or others. False
 /// if the coordinator has to be asked.
@@ -98,8 +74,7 @@ fn begin(
     let kept = usable(core).and_then(|cache| cache.proof(content));
     let proof = Arc::new(Proof::new(model, manifest, kept.as_deref())?);
     model.prove(proof.clone());
-    let files = model.files_fingerprint().to_owned();
-    lock(&core.content.own.0).insert(files, Known { content, proof });
+    core.content.own.keep(model, Known { content, proof });
     Ok(())
 }
 

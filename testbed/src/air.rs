@@ -5,7 +5,10 @@
 //! shaped link, `air`, into the namespace `far`, and from there reaches the other device by `eth1`.
 //! So all that any device sends, acknowledgements too, waits in one queue.
 
-use crate::network::{CONGESTION, Link, Network, batch, configured, inside, namespace, shape};
+use crate::{
+    namespaces::{inside, namespace},
+    network::{CONGESTION, Link, Network, batch, configured, shape},
+};
 use anyhow::Result;
 use std::fs;
 

@@ -6,10 +6,9 @@
 
 use crate::{
     cgroup::Group,
-    environment::{Environment, Gflops, Hold, Scale},
+    environment::{COORDINATOR, Environment, Gflops, Hold, Scale},
     holding::compute_threads,
     inside,
-    instance::{COORDINATOR, Testbed},
     metronome::{self, Gate},
     models,
     processes::kill,
@@ -185,7 +184,7 @@ impl Calibration {
     }
 
     /// Checks that what is measured on these devices may count.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         ensure!(
             self.off() <= BOUND,
             "after {ROUNDS} rounds a device is still {:.1}% from its speed, and {:.0}% are allowed: something else keeps this machine busy",
@@ -194,15 +193,6 @@ impl Calibration {
         );
         Ok(())
     }
-}
-
-/// The testbed, for measurements that count.
-///
-/// # Errors
-/// When a device is too far from its speed.
-pub fn calibrated(testbed: Testbed) -> Result<Testbed> {
-    testbed.calibration.check()?;
-    Ok(testbed)
 }
 
 /// A core for each device: the fastest first, each on the core that has promised least.

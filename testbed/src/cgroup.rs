@@ -11,7 +11,7 @@ mod hierarchies;
 
 pub use hierarchies::Hierarchies;
 
-use crate::{environment::check_name, inside};
+use crate::{environment::check_name, priority};
 use anyhow::{Context, Result, bail, ensure};
 use files::{entry, hand_on, make_group, number, processes_below, remove_groups, text, write};
 use galaxy_common::Bytes;
@@ -397,7 +397,7 @@ impl Group {
             }
         }
         if gated {
-            inside::real_time(tid, inside::KERNELS);
+            priority::real_time(tid, priority::KERNELS);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! The desk: the commands `galaxy-testbed up`, `status`, `exec` and `down`.
 
 use crate::{
-    environment::{Environment, Hold},
-    instance::{self, COORDINATOR, Testbed},
+    environment::{COORDINATOR, Environment, Hold},
+    instance::{self, Testbed},
     network::Network,
     report::Table,
 };

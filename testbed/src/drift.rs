@@ -3,11 +3,10 @@
 //! near the latency comes to that of a plan made from scratch for the slow device.
 
 use crate::{
-    calibrate,
     driver::{Driver, Placed},
-    environment::Environment,
-    instance::{self, COORDINATOR, Split, Testbed},
-    models, network,
+    environment::{COORDINATOR, Environment},
+    instance::{self, Split, Testbed},
+    models, namespaces,
     plot::{self, Axis, Chart, Kind, Point, Series},
     record::{Record, Verdict},
     report::{Page, Table, figure},
@@ -151,7 +150,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let model = Arc::new(ModelDir::open(&path.canonicalize()?)?);
     let testbed = Testbed::anew(environment, &options.testbed, options.loopback, &options.cache)?;
-    let mut testbed = if options.smoke { testbed } else { calibrate::calibrated(testbed)? };
+    let mut testbed = if options.smoke { testbed } else { testbed.calibrated()? };
     record.calibrations.insert(testbed.environment.name.clone(), testbed.calibration.clone());
     let found = drift(options, &mut testbed, &slow, &model, &mut record)?;
     testbed.down()?;
@@ -170,11 +169,11 @@ fn drift(
     testbed.start_workers(&models, false, None)?;
     // Every placement has kernel threads of its own.
     let holding = testbed.holding()?;
-    let namespace = network::namespace(&testbed.name, COORDINATOR);
+    let namespace = namespaces::namespace(&testbed.name, COORDINATOR);
     let loopback = testbed.loopback;
     let stage = Driver::new(&testbed.identity(COORDINATOR), move || {
         // A thread that is not inside reaches no device, and its first call says so.
-        if !loopback && let Err(error) = network::enter(&namespace) {
+        if !loopback && let Err(error) = namespaces::enter(&namespace) {
             eprintln!("{error:#}");
         }
     })?;

@@ -32,6 +32,8 @@ const KNOWN: &[(&str, &str)] = &[
     ("four", include_str!("../environments/four.toml")),
 ];
 
+/// The name of the coordinator's place, which is no device and has no limits.
+pub const COORDINATOR: &str = "coordinator";
 /// Most devices of an environment: their addresses are one byte, and their links one bridge.
 const MAX_DEVICES: usize = 64;
 /// Longest name of a device or testbed: it is part of names that the kernel cuts off.
@@ -273,7 +275,7 @@ impl Environment {
             check_name("a device", name)?;
             let twice = self.devices[..i].iter().any(|d| d.name == device.name);
             ensure!(!twice, "two devices are named {name:?}");
-            let taken = ["coordinator", "hub"].contains(&name);
+            let taken = [COORDINATOR, "hub"].contains(&name);
             ensure!(!taken, "a device cannot be named {name:?}: the testbed uses that name");
             ensure!(device.rate.0 >= 1e5, "device {name:?}: a link needs at least 100kbit/s");
             ensure!((0.0..1.0).contains(&device.loss), "device {name:?}: loss is a share below 1");

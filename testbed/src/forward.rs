@@ -11,8 +11,8 @@
 //! a tenth of a core and all of it.
 
 use crate::{
-    network::{Missing, enter, inside, namespace},
-    processes::program,
+    namespaces::{enter, inside, namespace, network_file},
+    programs::program,
 };
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
@@ -28,7 +28,6 @@ use std::{
     io::{Read as _, Write as _},
     num::NonZeroU64,
     os::unix::fs::MetadataExt as _,
-    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -67,15 +66,12 @@ pub struct Line {
     pub rate: u64,
 }
 
-/// What this machine lacks for delays and losses; tried in the namespace of the calling thread.
-pub(crate) fn missing() -> Option<Missing> {
-    let error = tap("t0", true).err()?;
-    Some(Missing {
-        what: format!("delay and loss: neither netem nor TAP interfaces ({error:#})"),
-        remedy:
-            "a kernel with CONFIG_TUN and the device /dev/net/tun, or with CONFIG_NET_SCH_NETEM"
-                .into(),
-    })
+/// Makes an interface as links with delays and losses need it, in the namespace of the calling thread.
+///
+/// # Errors
+/// When this machine has no such interfaces.
+pub(crate) fn check() -> Result<()> {
+    tap("t0", true).map(drop)
 }
 
 /// Starts the forwarder of a testbed, and waits until its interfaces are there.
@@ -160,7 +156,7 @@ impl Homes {
     }
 
     fn find(name: &str) -> Option<u64> {
-        fs::metadata(Path::new("/run/netns").join(name)).ok().map(|found| found.ino())
+        fs::metadata(network_file(name)).ok().map(|found| found.ino())
     }
 
     fn are_there(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Kernel threads under their devices' quotas: those of a placed model, or new ones as soon as there are any.
 
-use crate::{cgroup::Group, inside, processes::PATIENCE};
+use crate::{cgroup::Group, priority, processes::PATIENCE};
 use anyhow::{Context, Result, ensure};
 use std::{
     collections::BTreeSet,
@@ -106,7 +106,7 @@ impl Holding {
         let thread = std::thread::spawn(move || {
             if !limited.is_empty() {
                 let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-                inside::real_time(me, inside::HOLDER);
+                priority::real_time(me, priority::HOLDER);
             }
             let mut known = vec![Known::default(); limited.len()];
             while !end.load(Ordering::Relaxed) {

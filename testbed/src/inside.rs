@@ -3,26 +3,16 @@
 //! The hidden command `inside` becomes the program that it is given, so that it has the process id
 //! that was started, and no process of ours stays above it.
 
-use crate::{cgroup::Group, environment::Hold, processes};
+use crate::{cgroup::Group, environment::Hold, namespaces::enter, programs};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use rustix::thread::{self, CpuSet, LinkNameSpaceType};
+use rustix::thread::{self, CpuSet};
 use std::{
     ffi::{OsStr, OsString},
-    fs::File,
     io,
-    os::{fd::AsFd, unix::process::CommandExt},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    os::unix::process::CommandExt,
+    process::Command,
 };
-
-/// Where `ip netns` keeps the names of namespaces.
-const NAMES: &str = "/run/netns";
-/// The real-time priority of kernels behind a gate: above all that is not real-time.
-pub(crate) const KERNELS: u8 = 1;
-/// The real-time priority of the thread that puts kernels there: the weight of its own testbed would keep it
-/// waiting.
-pub(crate) const HOLDER: u8 = 2;
 
 /// Where a program is to run.
 #[derive(Args, Debug)]
@@ -65,7 +55,7 @@ pub fn command(
     core: Option<usize>,
     program: impl AsRef<OsStr>,
 ) -> Result<Command> {
-    let mut command = Command::new(processes::program("galaxy-testbed")?);
+    let mut command = Command::new(programs::program("galaxy-testbed")?);
     command.args(["inside", "--network", &format!("galaxy-{testbed}-{device}")]);
     command.args(["--group", &format!("{testbed}/{device}")]);
     if hold == Hold::Process {
@@ -109,24 +99,6 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// The file that stands for a network namespace.
-pub(crate) fn network_file(name: &str) -> PathBuf {
-    Path::new(NAMES).join(name)
-}
-
-/// Moves this thread, and those that it starts from now on, into a network namespace.
-///
-/// # Errors
-/// When there is none of that name, or without root.
-pub fn enter(network: &str) -> Result<()> {
-    let path = network_file(network);
-    let file = File::open(&path).with_context(|| {
-        format!("there is no network namespace {network}: `galaxy-testbed up` makes it")
-    })?;
-    thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-        .with_context(|| format!("cannot enter the network namespace {network}: it needs root"))
-}
-
 /// Keeps this thread, and those that it starts from now on, on one core.
 ///
 /// # Errors
@@ -139,13 +111,6 @@ pub fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     thread::sched_setaffinity(None, &set).with_context(|| format!("cannot keep to core {core}"))
-}
-
-/// Gives a thread a real-time priority, where that is granted: without, it is late at times.
-pub(crate) fn real_time(thread: u32, priority: u8) {
-    let mut command = Command::new("chrt");
-    command.args(["--fifo", "--pid", &priority.to_string(), &thread.to_string()]);
-    let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
 /// The cores that this thread may run on.

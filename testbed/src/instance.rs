@@ -10,7 +10,7 @@ use crate::{
     ballast::Ballast,
     calibrate::{self, Calibrated, Calibration, tell},
     cgroup::{self, DiskLimit, Group, Limits, Usage},
-    environment::{Environment, Hold, check_name, state_directory},
+    environment::{COORDINATOR, Environment, Hold, check_name, state_directory},
     holding::{Holding, Limited, compute_threads, threads, took},
     inside, links,
     network::{self, Network},
@@ -30,8 +30,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The name of the coordinator's place, which is no device and has no limits.
-pub const COORDINATOR: &str = "coordinator";
 /// The port on which workers listen; each has a network of its own.
 const PORT: u16 = 7100;
 /// The time between two looks at a process that does not report a change.
@@ -618,6 +616,15 @@ impl Testbed {
         let mut tell = |devices: &[Calibrated]| tell(&self.name, turn, devices, metronome);
         self.calibration.again(&self.name, cache, &mut tell)?;
         self.save()
+    }
+
+    /// The testbed, for measurements that count.
+    ///
+    /// # Errors
+    /// When a device is too far from its speed.
+    pub fn calibrated(self) -> Result<Self> {
+        self.calibration.check()?;
+        Ok(self)
     }
 
     /// Makes a device `factor` times as slow as its environment says, while it works.

@@ -1,7 +1,7 @@
 //! How near links come to the rates and delays that were asked for: rates with iperf3, delays with an echo.
 
 use crate::{
-    environment::Environment,
+    environment::{COORDINATOR, Environment},
     network::{Link, Network, NetworkNode},
     processes::Process,
 };
@@ -122,7 +122,7 @@ pub fn places(environment: &Environment) -> Vec<NetworkNode> {
         let link = Link { rate, delay: environment.delay(device), loss: device.loss };
         NetworkNode { name: device.name.to_string(), link: Some(link) }
     };
-    let coordinator = NetworkNode { name: "coordinator".into(), link: None };
+    let coordinator = NetworkNode { name: COORDINATOR.into(), link: None };
     environment.devices.iter().map(device).chain([coordinator]).collect()
 }
 

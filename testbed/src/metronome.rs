@@ -7,8 +7,9 @@
 
 use crate::{
     cgroup::Hierarchies,
-    inside::{cores, enter, network_file, pin},
-    processes,
+    inside::{cores, pin},
+    namespaces::{enter, network_file},
+    programs::program,
 };
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -92,7 +93,7 @@ pub struct Gate {
 /// # Errors
 /// When it does not start; the error is what it printed.
 pub fn start(testbed: &str, each_us: u64, turn: Duration, gates: &[Gate]) -> Result<(u32, String)> {
-    let mut child = Command::new(processes::program("galaxy-testbed")?)
+    let mut child = Command::new(program("galaxy-testbed")?)
         .args(["metronome", testbed, "--each-us", &each_us.to_string()])
         .args(["--turn-us", &turn.as_micros().to_string()])
         .args(["--gates", &serde_json::to_string(gates)?])

@@ -7,19 +7,16 @@
 use crate::{
     environment::check_name,
     forward::{self, Line},
+    namespaces::{NAMES, inside, namespace},
 };
 use anyhow::{Context, Result, bail, ensure};
-use rustix::{
-    process::{Pid, Signal, geteuid, kill_process},
-    thread::{LinkNameSpaceType, move_into_link_name_space},
-};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde::Deserialize;
 use std::{
-    fmt,
-    fs::{self, File},
+    fmt, fs,
     io::Write as _,
     ops::Deref,
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -42,8 +39,6 @@ const WAITING: u64 = 16_000_000;
 /// The congestion control of connections: the default of small devices' systems, whatever this machine itself
 /// uses.
 pub(crate) const CONGESTION: &str = "cubic";
-/// The directory of the names of network namespaces.
-const NAMES: &str = "/run/netns";
 /// How long killed processes may take to be gone.
 const GONE: Duration = Duration::from_secs(10);
 /// The time between two looks at what ends by itself.
@@ -170,8 +165,16 @@ impl Network {
                     });
                 }
             }
-            if bent && !has_netem("h0") {
-                missing.extend(forward::missing());
+            if bent
+                && !has_netem("h0")
+                && let Err(error) = forward::check()
+            {
+                missing.push(Missing {
+                    what: format!("delay and loss: neither netem nor TAP interfaces ({error:#})"),
+                    remedy: "a kernel with CONFIG_TUN and the device /dev/net/tun, or with \
+                             CONFIG_NET_SCH_NETEM"
+                        .into(),
+                });
             }
             missing
         });
@@ -491,38 +494,6 @@ impl Drop for NetworkGuard {
         if let Err(error) = Network::down(self.testbed()) {
             eprintln!("something of testbed {} is left: {error:#}", self.testbed());
         }
-    }
-}
-
-/// The name of a place's namespace; the bridge's place is `hub`.
-pub fn namespace(testbed: &str, place: &str) -> String {
-    format!("galaxy-{testbed}-{place}")
-}
-
-/// Moves the calling thread into a namespace: sockets that it opens and processes that it starts from then on
-/// are inside.
-///
-/// # Errors
-/// Without root, or when there is no such namespace.
-pub fn enter(namespace: &str) -> Result<()> {
-    let path = Path::new(NAMES).join(namespace);
-    let file = File::open(&path).with_context(|| format!("{} is not there", path.display()))?;
-    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-        .with_context(|| format!("{} cannot be entered, which needs root", path.display()))
-}
-
-/// Calls `call` on a thread of its own that has entered `namespace`, and waits for it.
-///
-/// # Errors
-/// As [`enter`].
-///
-/// # Panics
-/// When `call` does.
-pub fn inside<T: Send>(namespace: &str, call: impl FnOnce() -> T + Send) -> Result<T> {
-    let entered = || enter(namespace).map(|()| call());
-    match thread::scope(|scope| scope.spawn(entered).join()) {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 

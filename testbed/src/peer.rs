@@ -7,9 +7,10 @@ pub mod gloo;
 
 use crate::{
     driver::GeneratedText,
-    environment::Hold,
-    instance::{COORDINATOR, Testbed},
-    network::{self, Network},
+    environment::{COORDINATOR, Hold},
+    instance::Testbed,
+    namespaces,
+    network::Network,
     processes::{PATIENCE, Process, root},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -165,8 +166,8 @@ fn listening(testbed: &Testbed, addresses: &[String]) -> Result<()> {
         match testbed.loopback {
             true => Ok(call()),
             false => {
-                let place = network::namespace(&testbed.name, COORDINATOR);
-                network::inside(&place, call)
+                let place = namespaces::namespace(&testbed.name, COORDINATOR);
+                namespaces::inside(&place, call)
             }
         }
     };

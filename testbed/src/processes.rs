@@ -1,6 +1,7 @@
 //! Real processes under test: workers and a coordinator with fresh keys, and the faults that may happen to
 //! them.
 
+pub use crate::programs::program;
 use crate::{
     cgroup::{self, Group, Limits},
     network::{Network, NetworkGuard, NetworkNode},
@@ -30,18 +31,6 @@ use tonic::transport::Channel;
 pub const PATIENCE: Duration = Duration::from_secs(240);
 /// The time between two looks at something that does not report a change.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// The path of a program of the workspace, built into the directory above the tests' own.
-///
-/// # Errors
-/// When the program is not built.
-pub fn program(name: &str) -> Result<PathBuf> {
-    let me = std::env::current_exe()?;
-    let found = me.ancestors().skip(1).take(3).map(|dir| dir.join(name)).find(|p| p.is_file());
-    found.with_context(|| {
-        format!("{name} is not built: run `cargo build --release --workspace --bins` first")
-    })
-}
 
 /// The root of the checkout.
 pub fn root() -> PathBuf {

@@ -2,7 +2,7 @@
 //! memory, disk.
 
 use crate::{
-    calibrate::{self, Calibrated},
+    calibrate::Calibrated,
     cgroup::{Group, Usage},
     environment::{Environment, Hold},
     inside,
@@ -66,7 +66,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let environment = Environment::open(&options.environment)?;
     let testbed = Testbed::anew(environment, &options.name, false, &options.cache)?;
-    let testbed = calibrate::calibrated(testbed)?;
+    let testbed = testbed.calibrated()?;
     let hold = testbed.environment.hold;
     let load = |d: &Calibrated| {
         Some(Load { device: d.name.clone(), quota: d.quota?, hold, core: Some(d.core) })

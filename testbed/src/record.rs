@@ -21,6 +21,11 @@ use time::OffsetDateTime;
 /// The setting that holds the environments, by their names: a record goes on with others.
 pub const ENVIRONMENTS: &str = "environments";
 
+/// The value of most samples: how long a request took, in ms.
+pub const LATENCY: &str = "latency_ms";
+/// The fact of a cell that is the latency that the planner predicts, in ms.
+pub const PREDICTED: &str = "predicted_ms";
+
 /// The format that this build reads and writes.
 pub const FORMAT: u32 = 1;
 

@@ -10,7 +10,7 @@ use galaxy_common::{
     Streaming, plan::Phase,
 };
 use galaxy_engine::{compute::Ending, executor::Executor};
-use galaxy_graph::{Lowered, Program, program::Lane, timeline::Times};
+use galaxy_graph::{Lowered, Program, Whole, program::Lane, timeline::Times};
 use galaxy_model::ModelDir;
 use galaxy_proto::v1;
 use std::{

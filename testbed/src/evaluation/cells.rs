@@ -2,14 +2,12 @@
 
 use crate::{
     experiment::EXPERIMENTS,
-    record::{Cell, Outcome, Record},
+    record::{Cell, LATENCY, Outcome, Record},
     report::{Table, figure},
 };
 use galaxy_common::Spread;
 use std::fmt;
 
-/// The name of the value that most cells have.
-pub(super) const LATENCY: &str = "latency_ms";
 /// The text in place of a figure that nobody measured.
 pub(super) const NOT_MEASURED: &str = "not measured";
 

@@ -1,7 +1,7 @@
 //! Small records with invented values, for tests.
 
 use super::Records;
-use crate::record::{Bound, FORMAT, Machine, Record, Verdict};
+use crate::record::{Bound, FORMAT, LATENCY, Machine, Record, Verdict};
 use std::collections::BTreeMap;
 
 /// A cell as its key, its latencies in ms, and its bound in ms.
@@ -25,7 +25,7 @@ pub(super) fn record(experiment: &str, cells: &[CellFigures<'_>]) -> Record {
         let cell = record.cell(key, &[]);
         cell.bound = bound.map(|ms| Bound { ms, parts: BTreeMap::new() });
         for ms in *latencies {
-            let values = BTreeMap::from([(super::cells::LATENCY.to_owned(), *ms)]);
+            let values = BTreeMap::from([(LATENCY.to_owned(), *ms)]);
             cell.add(values, Verdict::Valid);
             if let Some(sample) = cell.samples.last_mut() {
                 sample.at = "2026-01-03T00:00:00Z".to_owned();

@@ -3,12 +3,15 @@
 use super::{
     Records, Shown,
     cells::{
-        At, Cells, Figure, LATENCY, Lack, Name, bound, grid, latency, measured, of_bound, over,
-        percent, shown, text,
+        At, Cells, Figure, Lack, Name, bound, grid, latency, measured, of_bound, over, percent,
+        shown, text,
     },
     goal::{Goal, Rule, Unit},
 };
-use crate::{record::Cell, report::Table};
+use crate::{
+    record::{Cell, LATENCY},
+    report::Table,
+};
 
 /// The name of the record that the section shows.
 pub(super) const RECORD: &str = "heterogeneous";

@@ -2,10 +2,10 @@
 
 use super::{
     Records, Shown,
-    cells::{LATENCY, bound, latency, of_bound, over, percent, shown, text},
+    cells::{bound, latency, of_bound, over, percent, shown, text},
     goal::{Goal, Rule, Unit},
 };
-use crate::report::Table;
+use crate::{record::LATENCY, report::Table};
 
 /// The name of the record that the section shows.
 pub(super) const RECORD: &str = "peers";

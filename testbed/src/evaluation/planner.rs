@@ -2,9 +2,12 @@
 
 use super::{
     Records, Shown,
-    cells::{At, Cells, LATENCY, fact, measured, over, percent, shown, text},
+    cells::{At, Cells, fact, measured, over, percent, shown, text},
 };
-use crate::report::Table;
+use crate::{
+    record::{LATENCY, PREDICTED},
+    report::Table,
+};
 use galaxy_common::Spread;
 
 /// The names of the records that have plans of the planner.
@@ -12,8 +15,6 @@ pub(super) const RECORDS: &[&str] = &["planner", "table4", "heterogeneous", "ban
 const AUTO: &str = "auto";
 /// The strategies that `auto` is compared with.
 const OTHERS: [&str; 5] = ["local", "megatron", "sequence", "pipeline", "galaxy"];
-/// The fact of a cell that is its predicted latency.
-const PREDICTED: &str = "predicted_ms";
 /// The errors that predictions should stay within, and must stay within.
 const ERRORS: [f64; 2] = [0.1, 0.2];
 /// The highest ratio of the latency of `auto` to that of the best other strategy.

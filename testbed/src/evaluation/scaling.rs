@@ -2,13 +2,13 @@
 
 use super::{
     Records, Shown,
-    cells::{
-        At, Cells, Figure, LATENCY, bound, fact, grid, latency, of_bound, over, percent, shown,
-        text,
-    },
+    cells::{At, Cells, Figure, bound, fact, grid, latency, of_bound, over, percent, shown, text},
     goal::{Goal, Rule, Unit},
 };
-use crate::{record::Cell, report::Table};
+use crate::{
+    record::{Cell, LATENCY},
+    report::Table,
+};
 
 /// The name of the record with as much work for each device; below it, the one with the same work for all.
 pub(super) const WEAK: &str = "weak";

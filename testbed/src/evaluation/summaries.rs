@@ -180,11 +180,8 @@ pub(super) fn decode(records: &Records) -> Shown {
 mod tests {
     use super::*;
     use crate::{
-        evaluation::{
-            cells::LATENCY,
-            fixtures::{of, record},
-        },
-        record::{Record, Verdict},
+        evaluation::fixtures::{of, record},
+        record::{LATENCY, Record, Verdict},
     };
     use std::collections::BTreeMap;
 

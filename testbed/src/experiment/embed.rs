@@ -4,7 +4,6 @@
 use super::{
     Options,
     latency::{place, rates as cables, stage},
-    predictions::PREDICTED,
     quiet, settle,
     show::{Shown, axis, publish, shown},
 };
@@ -16,7 +15,7 @@ use crate::{
     instance::{Split, Testbed},
     models,
     plot::{Axis, Chart, Kind, Point, Series},
-    record::{Cell, Outcome, Record, Verdict},
+    record::{Cell, Outcome, PREDICTED, Record, Verdict},
     report::{Table, figure},
 };
 use anyhow::{Context, Result, ensure};

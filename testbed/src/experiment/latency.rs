@@ -1,16 +1,16 @@
 //! Runs the cells of an experiment over latency: testbeds up and down, models placed, runs taken in turns and
 //! judged, bounds computed.
 
-use super::{Experiment, Options, Variant, predictions::PREDICTED, quiet, settle};
+use super::{Experiment, Options, Variant, quiet, settle};
 use crate::{
     bound::{self, CellBound, Learner},
     calibrate,
     driver::{Driver, Observation, Placed, Refusal},
-    environment::Environment,
+    environment::{COORDINATOR, Environment},
     health::{self, DeviceShare, Watch},
-    instance::{COORDINATOR, Split, Testbed},
-    models, network,
-    record::{Bound, ENVIRONMENTS, Outcome, Record, Verdict},
+    instance::{Split, Testbed},
+    models, namespaces,
+    record::{Bound, ENVIRONMENTS, Outcome, PREDICTED, Record, Verdict},
 };
 use anyhow::{Result, anyhow, bail};
 use galaxy_common::{BatchShape, Pooling, Reading, Strategy, Wanted};
@@ -521,11 +521,11 @@ pub(super) fn place<'s>(
 
 /// A stage at the place of the coordinator.
 pub(super) fn stage(testbed: &Testbed) -> Result<Driver> {
-    let namespace = network::namespace(&testbed.name, COORDINATOR);
+    let namespace = namespaces::namespace(&testbed.name, COORDINATOR);
     let loopback = testbed.loopback;
     Driver::new(&testbed.identity(COORDINATOR), move || {
         // A thread that is not inside reaches no device, and its first call says so.
-        if !loopback && let Err(error) = network::enter(&namespace) {
+        if !loopback && let Err(error) = namespaces::enter(&namespace) {
             eprintln!("{error:#}");
         }
     })

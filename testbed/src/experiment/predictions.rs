@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     plot::{Axis, Chart, Group, Kind, Point, Series},
-    record::{Cell, Outcome, Record},
+    record::{Cell, Outcome, PREDICTED, Record},
     report::{Table, figure},
 };
 use anyhow::{Context, Result};
@@ -21,8 +21,6 @@ pub(super) const NAME: &str = "planner";
 pub(super) const ABOUT: &str = "what the planner predicts and what is measured, of table4 and heterogeneous; auto against the best other";
 /// The experiments that measure every strategy as the planner makes it.
 const OF: [&str; 2] = ["table4", "heterogeneous"];
-/// The fact of a cell that is its predicted latency.
-pub(super) const PREDICTED: &str = "predicted_ms";
 /// The errors that predictions should stay within, and must stay within.
 const BOUNDS: [f64; 2] = [0.1, 0.2];
 

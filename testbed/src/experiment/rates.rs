@@ -78,7 +78,7 @@ impl Found<'_> {
                 let (galaxy, local) = (ratio(GALAXY), ratio(LOCAL));
                 let others = names.iter().filter(|name| **name != AUTO_NAME);
                 let best = others.map(|name| ratio(name).median).fold(f64::NAN, f64::min);
-                let predicted = fact(auto, super::predictions::PREDICTED);
+                let predicted = fact(auto, crate::record::PREDICTED);
                 against.row(begin.chain([
                     format!("{galaxy:.3}"),
                     percent(1.0 / local.median - 1.0),

@@ -6,7 +6,6 @@ use super::{
     device::{Device, forget},
 };
 use crate::{
-    calibrate,
     environment::Environment,
     experiment::{
         Options,
@@ -165,7 +164,7 @@ pub(super) fn together(
     ensure!(grants < case.stored(), "{ENVIRONMENT} holds {}", case.name);
     let name = options.testbed.as_deref().unwrap_or(super::NAME);
     let up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
-    let up = calibrate::calibrated(up)?;
+    let up = up.calibrated()?;
     record.calibrations.insert(ENVIRONMENT.to_owned(), up.calibration.clone());
     let caches = options.cache.canonicalize()?.join("caches");
     up.start_workers(&options.cache.canonicalize()?, options.plain, Some(&caches))?;

@@ -3,7 +3,7 @@
 //!
 //! Everything that a Hub says is untrusted. What becomes a path here is a name of a closed alphabet
 //! ([`galaxy_model::files::is_plain`]) or a digest that we computed; addresses are parsed before they are
-//! followed; lengths are bounded. See `docs/adr/0030-downloads-of-our-own.md`.
+//! followed; lengths are bounded. See `docs/adr/0030-hub-downloads.md`.
 
 pub mod address;
 pub mod answer;

@@ -202,7 +202,9 @@ pub async fn generate(args: GenerateArgs) -> Result<(), Failure> {
     let loading = tokio::task::spawn_blocking(loading);
     let loaded = progress::watch("loading the model", loading).await;
     let (args, (generator, task)) = loaded.map_err(broke_off)??;
-    tokio::task::spawn_blocking(move || go_on(&args, generator, task)).await.map_err(broke_off)?
+    tokio::task::spawn_blocking(move || generate_here(&args, generator, task))
+        .await
+        .map_err(broke_off)?
 }
 
 /// Generates text on a cluster.
@@ -253,7 +255,7 @@ fn load(args: &GenerateArgs, path: &Path) -> Result<(Generator, Task), Failure> 
     Ok((generator, task))
 }
 
-fn go_on(args: &GenerateArgs, mut generator: Generator, task: Task) -> Result<(), Failure> {
+fn generate_here(args: &GenerateArgs, mut generator: Generator, task: Task) -> Result<(), Failure> {
     let readable = generator.decoder().is_readable();
     let mut show = Show::new(args, readable, task.tokens.len(), task.sampling.seed);
     let mut failed = None;

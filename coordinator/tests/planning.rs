@@ -217,8 +217,8 @@ async fn devices_that_a_plan_leaves_out_keep_nobody_waiting() {
         assert!(world.said(&format!("device {name} has no part")));
         assert_eq!(world.worker(name).placed.lock().unwrap().0, 0, "nothing was sent");
     }
-    let outlook = world.session.fleet_status();
-    assert!(outlook.predicted.is_some_and(|time| !time.is_zero()) && !outlook.what.is_empty());
+    let status = world.session.fleet_status();
+    assert!(status.predicted.is_some_and(|time| !time.is_zero()) && !status.what.is_empty());
     world.kill(1).await;
     world.until(|world| world.state("medium").0 == "lost").await;
     assert_eq!(world.session.readiness(), Readiness::Ready(Epoch(8)));

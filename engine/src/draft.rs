@@ -107,15 +107,15 @@ impl Histories {
 
     /// Notes the tokens of rows of a sequence that run now, behind `past` others. What was noted behind those
     /// is forgotten.
-    pub(crate) fn runs(&mut self, slot: u32, past: u32, rows: &[u32]) {
+    pub(crate) fn runs(&mut self, slot: u32, context_len: u32, rows: &[u32]) {
         let Some(history) = self.0.get_mut(&slot) else { return };
-        if history.tokens.len() < past as usize {
+        if history.tokens.len() < context_len as usize {
             // Its tokens were left out.
             history.tokens.clear();
             history.drafts = false;
             return;
         }
-        history.tokens.truncate(past as usize);
+        history.tokens.truncate(context_len as usize);
         history.tokens.extend_from_slice(rows);
     }
 

@@ -138,7 +138,7 @@ impl Sampler {
         if looks_back {
             counts.reserve_exact(text.rows as usize + 1);
         }
-        let mut chooser = Self {
+        let mut sampler = Self {
             sampling,
             counts,
             scores: Vec::with_capacity(if adjusts { slice as usize } else { 0 }),
@@ -147,10 +147,10 @@ impl Sampler {
         };
         if looks_back {
             for (at, token) in text.tokens.iter().enumerate() {
-                chooser.count(*token, at >= text.prompt);
+                sampler.count(*token, at >= text.prompt);
             }
         }
-        chooser
+        sampler
     }
 
     fn count(&mut self, token: u32, chosen: bool) {

@@ -1,4 +1,4 @@
-//! Drafts: splits in units become plans, and plans are checked against what devices grant.
+//! Candidates: splits in units become plans, and plans are checked against what devices grant.
 
 use crate::{
     cutting::{Cutting, RowLayers, Transport},

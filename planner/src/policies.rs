@@ -100,7 +100,7 @@ fn ring(
         .map(|means| (rings.price_by(Ring { members: &members, means, by_rows }, by), means))
         .collect();
     ways.sort_by(|a, b| a.0.total_cmp(&b.0));
-    if ways.first().is_some_and(|way| way.0 > limit) {
+    if ways.first().is_some_and(|choice| choice.0 > limit) {
         return Err(behind(strategy));
     }
     let mut error = None;

@@ -1,4 +1,4 @@
-//! The desk: the commands `galaxy-testbed up`, `status`, `exec` and `down`.
+//! The commands `galaxy-testbed up`, `status`, `exec` and `down`.
 
 use crate::{
     environment::{COORDINATOR, Environment, Hold},

@@ -97,7 +97,7 @@ impl Decode {
         }
         let most = budget::sequences(&active.plan);
         let room = |goal: &TokenGoal| Vec::with_capacity(goal.count as usize);
-        let mut told = Steps {
+        let mut progress = Steps {
             tokens: goals.iter().map(room).collect(),
             step: Vec::with_capacity(most as usize * TOKEN_VALUES as usize),
             counts: vec![0; goals.len()],
@@ -107,8 +107,8 @@ impl Decode {
         let goals = goals.iter().map(Goal::from).collect();
         let generation = Generation { first: job, goals, steps, drafting };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
-        let generated = generation.run(executor, program, &mut told)?;
-        Ok((generated, told.tokens.concat()))
+        let generated = generation.run(executor, program, &mut progress)?;
+        Ok((generated, progress.tokens.concat()))
     }
 }
 
@@ -124,9 +124,9 @@ struct Steps<'a> {
 }
 
 impl Listener for &mut Steps<'_> {
-    fn token(&mut self, at: usize, told: &TokenEvent) -> Option<TokenMask> {
-        self.tokens[at].push(told[0] as u32);
-        self.step.extend_from_slice(told);
+    fn token(&mut self, at: usize, progress: &TokenEvent) -> Option<TokenMask> {
+        self.tokens[at].push(progress[0] as u32);
+        self.step.extend_from_slice(progress);
         self.counts[at] += 1;
         None
     }

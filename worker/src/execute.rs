@@ -236,8 +236,8 @@ impl Execution {
                         Ok(Ran { report, tokens: Vec::new(), decoded: Decoded::default() })
                     }
                     Some(decode) => {
-                        let (told, tokens) = decode.run(&executor, job, &lowering, &events)?;
-                        let Generated { report, decoded } = told;
+                        let (progress, tokens) = decode.run(&executor, job, &lowering, &events)?;
+                        let Generated { report, decoded } = progress;
                         Ok(Ran { report, tokens, decoded })
                     }
                 }

@@ -159,17 +159,17 @@ impl RemoteFleet {
         listener: Listener,
         planning: Planning,
     ) -> Result<Self, PlacementError> {
-        let mut board = DeviceTable::new(cluster.devices.len());
+        let mut table = DeviceTable::new(cluster.devices.len());
         if cluster.by_hand() {
             let offers = cluster.devices.iter().map(|device| placement::offer(device, None, None));
             let placement = placement::by_shares(&cluster, &model, &offers.collect::<Vec<_>>())?;
-            board.placement = Some(Arc::new(placement));
+            table.placement = Some(Arc::new(placement));
         }
         let (messages, inbox) = mpsc::channel(MESSAGES);
         let waiting = Readiness::waiting("it is starting");
         let shared = Arc::new(Shared {
             lowered: Dispatches::new(&model),
-            device_table: Mutex::new(board),
+            device_table: Mutex::new(table),
             cluster: RwLock::new(Arc::new(cluster)),
             planning,
             supplier: Arc::new(Supplier::new(model.opened())),
@@ -205,8 +205,8 @@ impl Fleet for RemoteFleet {
     fn status(&self) -> FleetStatus {
         let cluster = self.shared.cluster();
         let Cluster { strategy, max_rows, .. } = *cluster;
-        let board = self.shared.device_table();
-        let placement = board.placement.as_ref();
+        let table = self.shared.device_table();
+        let placement = table.placement.as_ref();
         FleetStatus {
             strategy,
             max_rows,
@@ -240,11 +240,11 @@ impl Fleet for RemoteFleet {
     fn devices(&self) -> Vec<DeviceView> {
         let now = self.shared.now();
         let cluster = self.shared.cluster();
-        let board = self.shared.device_table();
+        let table = self.shared.device_table();
         // Of one that has just joined the board does not know yet.
         let devices = cluster.devices.iter().enumerate();
-        let devices = devices.filter(|(index, _)| board.shows(*index));
-        devices.map(|(index, device)| board.view(index, device, now)).collect()
+        let devices = devices.filter(|(index, _)| table.shows(*index));
+        devices.map(|(index, device)| table.view(index, device, now)).collect()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

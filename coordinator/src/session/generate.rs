@@ -119,14 +119,14 @@ impl Session {
         answer.tokenized(tokenized);
         let tokenizer = self.inner.files.tokenizer().ok();
         let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.prompt_tokens()));
-        let said = GenerateEvent::Begun {
+        let event = GenerateEvent::Begun {
             request: answer.request(),
             prompt: way.sequence.prompt as u32,
             seed: way.sequence.sampling.seed,
             text: stream.is_some(),
             generated: generated.len() as u32,
         };
-        let mut telling = EventStream::new(stream, stop, listener, &self.inner.steps, said);
+        let mut telling = EventStream::new(stream, stop, listener, &self.inner.steps, event);
         telling.resume(&mut way, &generated);
         let mut generation = Generation { way, telling, until };
         let result = self.steps(&mut generation, &mut answer).await;

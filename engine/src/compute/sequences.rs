@@ -124,16 +124,16 @@ impl Sequences {
     ) -> Result<(), OpError> {
         let mut left = tile.ok_or(NO_TILE)?;
         let ends = call.binding.ending.is_asked();
-        for (at, (_, segment, breadth)) in call.binding.shape.choices().enumerate() {
+        for (at, (_, segment, candidates)) in call.binding.shape.choices().enumerate() {
             let logits = logits(at)?;
             let logits = logits.as_ref();
-            let room = candidates_bytes(breadth.of(logits.len() as u32)) as usize;
+            let room = candidates_bytes(candidates.of(logits.len() as u32)) as usize;
             if left.len() < room {
                 return Err(OpError::Why("the tile of candidates has too little room"));
             }
             let (chooser, position) = sampler_of(&mut self.samplers, segment)?;
             let mask = call.binding.mask(at);
-            let used = chooser.top_k((logits, first), position, breadth, mask, left);
+            let used = chooser.top_k((logits, first), position, candidates, mask, left);
             if ends {
                 sampler::end_burst(left);
             }

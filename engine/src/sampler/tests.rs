@@ -20,10 +20,10 @@ fn choose(
     text: &Sequence,
     logits: &[f32],
     cuts: &[usize],
-    breadth: CandidateCount,
+    candidates: CandidateCount,
     position: u32,
 ) -> (Chosen, Vec<f32>) {
-    choose_of(text, logits, cuts, (breadth, None), position)
+    choose_of(text, logits, cuts, (candidates, None), position)
 }
 
 /// As `choose`, among the tokens that a mask allows.
@@ -31,7 +31,7 @@ fn choose_of(
     text: &Sequence,
     logits: &[f32],
     cuts: &[usize],
-    (breadth, mask): (CandidateCount, Option<&TokenMask>),
+    (candidates, mask): (CandidateCount, Option<&TokenMask>),
     position: u32,
 ) -> (Chosen, Vec<f32>) {
     let ends = cuts.iter().copied().chain([logits.len()]);
@@ -39,17 +39,17 @@ fn choose_of(
     let mut tiles = Vec::new();
     for (start, end) in starts.zip(ends).filter(|(start, end)| start < end) {
         let slice = &logits[start..end];
-        let bytes = candidates_bytes(breadth.of(slice.len() as u32));
+        let bytes = candidates_bytes(candidates.of(slice.len() as u32));
         let mut tile = vec![0xff; bytes as usize];
-        let mut chooser = Sampler::new(text, slice.len() as u32);
-        chooser.top_k((slice, start as u32), position, breadth, mask, &mut tile);
+        let mut sampler = Sampler::new(text, slice.len() as u32);
+        sampler.top_k((slice, start as u32), position, candidates, mask, &mut tile);
         tiles.push(tile);
     }
-    let mut chooser = Sampler::new(text, 0);
+    let mut sampler = Sampler::new(text, 0);
     let mut gathered = Candidates::default();
     assert!(tiles.iter().all(|tile| gathered.gather(tile).is_some()));
     let mut told = vec![f32::NAN; TOKEN_VALUES as usize];
-    (chooser.sample(&mut gathered, position, &mut told).expect("numbers"), told)
+    (sampler.sample(&mut gathered, position, &mut told).expect("numbers"), told)
 }
 
 /// The probability of each token after all bounds, by their definition, from the logits of the whole
@@ -102,15 +102,15 @@ fn the_split_changes_nothing() {
             let whole = choose(&text, &logits, &[], CandidateCount::All, position);
             assert!(whole.0.proved);
             for cuts in [&[500][..], &[1, 2, 998], &[0, 333, 333, 777]] {
-                for breadth in [CandidateCount::Few, CandidateCount::Many, CandidateCount::All] {
-                    let some = choose(&text, &logits, cuts, breadth, position);
+                for candidates in [CandidateCount::Few, CandidateCount::Many, CandidateCount::All] {
+                    let some = choose(&text, &logits, cuts, candidates, position);
                     if !some.0.proved {
-                        assert_ne!(breadth, CandidateCount::All);
+                        assert_ne!(candidates, CandidateCount::All);
                         continue;
                     }
-                    assert_eq!(some.0, whole.0, "{case} {cuts:?} {breadth:?} at {position}");
+                    assert_eq!(some.0, whole.0, "{case} {cuts:?} {candidates:?} at {position}");
                     for (a, b) in some.1.iter().zip(&whole.1) {
-                        assert!((a - b).abs() < 1e-4, "{case} {cuts:?} {breadth:?}: {a} {b}");
+                        assert!((a - b).abs() < 1e-4, "{case} {cuts:?} {candidates:?}: {a} {b}");
                     }
                 }
             }
@@ -161,7 +161,7 @@ fn flat_distributions_are_not_proved_by_few() {
 
 #[test]
 fn tiles_of_others_are_checked() {
-    let mut chooser = Sampler::new(&text(Sampling::greedy(), &[], 0), 0);
+    let mut sampler = Sampler::new(&text(Sampling::greedy(), &[], 0), 0);
     let mut gathered = Candidates::default();
     for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
         assert_eq!(gathered.gather(tile), None, "{tile:?}");
@@ -169,7 +169,7 @@ fn tiles_of_others_are_checked() {
     // What follows belongs to the next choice.
     assert_eq!(gathered.gather(&[0; 19]), Some(&[0; 3][..]));
     let mut told = vec![0.0; TOKEN_VALUES as usize];
-    assert_eq!(chooser.sample(&mut gathered, 0, &mut told), None, "nobody named any");
+    assert_eq!(sampler.sample(&mut gathered, 0, &mut told), None, "nobody named any");
     let (chosen, told) = choose(
         &text(Sampling { logprobs: 2, ..Sampling::greedy() }, &[], 0),
         &[f32::NAN, 1.0, 3.0, f32::NAN],
@@ -213,14 +213,14 @@ fn only_tokens_of_the_mask_are_chosen() {
             let masked: Vec<f32> = logits.iter().enumerate().map(left_out).collect();
             let want = choose(&text, &masked, &[], CandidateCount::All, position).0;
             let all = choose(&text, &logits, &[], CandidateCount::All, position).1;
-            for (cuts, breadth) in [
+            for (cuts, candidates) in [
                 (&[][..], CandidateCount::Few),
                 (&[500], CandidateCount::Few),
                 (&[3, 641], CandidateCount::Many),
             ] {
-                let with = (breadth, Some(&mask));
+                let with = (candidates, Some(&mask));
                 let (chosen, told) = choose_of(&text, &logits, cuts, with, position);
-                assert_eq!(chosen, want, "{breadth:?} {cuts:?} at {position}");
+                assert_eq!(chosen, want, "{candidates:?} {cuts:?} at {position}");
                 let sum = log_sum_exp(&logits, 1.0);
                 let logprob = logits[chosen.token as usize] - sum;
                 assert!((told[1] - logprob).abs() < 1e-4, "of all logits");
@@ -237,14 +237,14 @@ fn a_choice_that_is_made_again_counts_once() {
     let sampling = Sampling { presence: 1.0, frequency: 1.0, ..Sampling::greedy() };
     let text = text(sampling, &[0], 1);
     let choices = |again: usize| -> Vec<u32> {
-        let mut chooser = Sampler::new(&text, 3);
+        let mut sampler = Sampler::new(&text, 3);
         let mut told = vec![0.0; TOKEN_VALUES as usize];
         let mut tile = vec![0; candidates_bytes(3) as usize];
         let mut at = |position| {
-            chooser.top_k((&[4.0, 3.5, 0.0], 0), position, CandidateCount::Few, None, &mut tile);
+            sampler.top_k((&[4.0, 3.5, 0.0], 0), position, CandidateCount::Few, None, &mut tile);
             let mut gathered = Candidates::default();
             assert!(gathered.gather(&tile).is_some());
-            chooser.sample(&mut gathered, position, &mut told).expect("numbers").token
+            sampler.sample(&mut gathered, position, &mut told).expect("numbers").token
         };
         let mut many = |position| (0..again).map(|_| at(position)).last().expect("some");
         (1..9).map(&mut many).collect()
@@ -329,10 +329,10 @@ proptest! {
         prop_assert!(top_k == 0 || likelier < top_k as usize);
         // The mass of some tokens is as exact as the sum of all, which depends on the split.
         if top_p == 0.0 || top_p >= 1.0 || top_k > 0 {
-            for breadth in [CandidateCount::Few, CandidateCount::Many, CandidateCount::All] {
-                let (some, _) = choose(&text, &logits, &[cut.min(logits.len())], breadth, position);
-                prop_assert!(!some.proved || some == chosen, "{:?}: {:?}, not {:?}", breadth, some, chosen);
-                prop_assert!(some.proved || breadth != CandidateCount::All);
+            for candidates in [CandidateCount::Few, CandidateCount::Many, CandidateCount::All] {
+                let (some, _) = choose(&text, &logits, &[cut.min(logits.len())], candidates, position);
+                prop_assert!(!some.proved || some == chosen, "{:?}: {:?}, not {:?}", candidates, some, chosen);
+                prop_assert!(some.proved || candidates != CandidateCount::All);
             }
         }
     }

@@ -9,9 +9,9 @@ fn ways(caps: &[usize], total: usize) -> Vec<Vec<usize>> {
         return if total == 0 { vec![vec![]] } else { vec![] };
     };
     let with = |own: usize| {
-        ways(rest, total - own).into_iter().map(move |mut way| {
-            way.insert(0, own);
-            way
+        ways(rest, total - own).into_iter().map(move |mut choice| {
+            choice.insert(0, own);
+            choice
         })
     };
     (0..=cap.min(total)).flat_map(with).collect()

@@ -93,7 +93,7 @@ async fn serve(
 ) -> Result<(), Status> {
     let gone = |_| Status::cancelled("it hung up");
     let send = async |event| supplied.send(Ok(v1::Supplied { event: Some(event) })).await;
-    let mut told = None;
+    let mut progress = None;
     let mut ticks = tokio::time::interval(TELL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -108,9 +108,9 @@ async fn serve(
                 }
             }
             _ = ticks.tick() => {
-                if told != Some(shared.arrived()) {
+                if progress != Some(shared.arrived()) {
                     let (arrived, bits) = shared.holding();
-                    told = Some(arrived);
+                    progress = Some(arrived);
                     send(Event::Holding(bits)).await.map_err(gone)?;
                 }
             }

@@ -212,13 +212,13 @@ mod tests {
 
     #[test]
     fn hello_and_answers_survive() {
-        let hello = Handshake {
+        let handshake = Handshake {
             epoch: Epoch(1 << 50),
             from: Rank(7),
             plan: [9; 32],
             name: DeviceName::new("x".repeat(MAX_NAME_BYTES)).unwrap(),
         };
-        assert_eq!(Handshake::decode(&hello.encode()), Ok(hello));
+        assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
         let probe = ProbeHandshake { name: DeviceName::new("b").unwrap() };
         assert_eq!(Greeting::decode(&probe.encode()), Ok(Greeting::Probe(probe)));
         use Answer::*;
@@ -236,8 +236,8 @@ mod tests {
             }
             let bytes: [u8; HANDSHAKE_BYTES] = bytes.try_into().unwrap();
             match Greeting::decode(&bytes) {
-                Ok(Greeting::Ring(hello)) => {
-                    prop_assert_eq!(Handshake::decode(&hello.encode()), Ok(hello));
+                Ok(Greeting::Ring(handshake)) => {
+                    prop_assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
                 }
                 Ok(Greeting::Probe(probe)) => {
                     let again = Greeting::decode(&probe.encode());

@@ -59,8 +59,8 @@ pub(super) async fn connect(shared: Arc<Shared>, device: Index, attempt: u64) {
             deny(&shared, device, connection.clone()).await;
             let epoch = Epoch(description.epoch);
             {
-                let mut board = shared.device_table();
-                let entry = &mut board.entries[device];
+                let mut table = shared.device_table();
+                let entry = &mut table.entries[device];
                 if entry.attempt != attempt {
                     return;
                 }
@@ -94,8 +94,8 @@ async fn deny(shared: &Shared, device: Index, mut connection: Connection) {
 }
 
 fn connection(shared: &Shared, device: Index) -> Option<(u64, Connection)> {
-    let board = shared.device_table();
-    let entry = &board.entries[device];
+    let table = shared.device_table();
+    let entry = &table.entries[device];
     entry.connection.clone().map(|connection| (entry.attempt, connection))
 }
 
@@ -110,8 +110,8 @@ pub(super) async fn ping(shared: Arc<Shared>, device: Index, attempt: u64) {
     let event = match answer {
         Ok(Ok(reply)) => {
             let (reply, answered) = (reply.into_inner(), shared.now_ns());
-            let mut board = shared.device_table();
-            let entry = &mut board.entries[device];
+            let mut table = shared.device_table();
+            let entry = &mut table.entries[device];
             if entry.attempt == attempt {
                 entry.sample_clock(asked_ns, answered, reply.clock_ns);
             }
@@ -205,14 +205,14 @@ fn request(
     device: Index,
     epoch: Epoch,
 ) -> Result<PlaceRequest, Status> {
-    let (cluster, board) = (shared.cluster(), shared.device_table());
+    let (cluster, table) = (shared.cluster(), shared.device_table());
     let own = &cluster.devices[device];
     let peers = placement.ring.iter().map(|index| {
         let peer = &cluster.devices[*index];
         Peer {
             name: peer.name.to_string(),
             address: peer.address_for(own).to_owned(),
-            plain_port: board.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
+            plain_port: table.entries[*index].description.as_ref().map_or(0, |d| d.plain_port),
         }
     });
     let refused =
@@ -321,7 +321,7 @@ pub(super) async fn prepare(
     outcome.and_then(|()| lost().map_or(Ok(()), Err))
 }
 
-/// Shows on the board what a device does for another plan, until it is dropped.
+/// Shows in the table of devices what a device does for another plan, until it is dropped.
 struct PreparationGuard<'a> {
     shared: &'a Shared,
     device: Index,

@@ -1,4 +1,4 @@
-//! The board: what is known of each device, for calls and for people.
+//! The table of devices: what is known of each device, for calls and for people.
 
 use super::super::DeviceView;
 use crate::{
@@ -77,15 +77,15 @@ pub(super) struct DeviceTable {
 
 impl DeviceTable {
     pub(super) fn new(devices: usize) -> Self {
-        let mut board = Self {
+        let mut table = Self {
             placement: None,
             profile: None,
             entries: Vec::new(),
             ended: None,
             rings: VecDeque::with_capacity(RINGS),
         };
-        board.grow(devices);
-        board
+        table.grow(devices);
+        table
     }
 
     /// Makes room for `devices` devices.

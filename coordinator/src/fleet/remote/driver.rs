@@ -213,13 +213,13 @@ impl Driver {
     /// What the connected devices offer, in the order of the file; where the split is by hand, what all devices offer.
     fn offers(&self, wanted: impl Fn(Index) -> bool) -> Vec<Offer> {
         let cluster = self.shared.cluster();
-        let board = self.shared.device_table();
+        let table = self.shared.device_table();
         let by_hand = cluster.by_hand();
         let devices = cluster.devices.iter().enumerate();
         let devices = devices.filter(|(i, _)| self.membership.counts(*i) && wanted(*i));
         let there = devices.filter(|(i, _)| by_hand || self.membership.state(*i).connected());
         there
-            .map(|(i, device)| match &board.entries[i].description {
+            .map(|(i, device)| match &table.entries[i].description {
                 Some(said) => {
                     let threads = u16::try_from(said.threads).unwrap_or(u16::MAX);
                     placement::offer(device, Some(threads), own_limit(said.memory_bytes))
@@ -283,16 +283,16 @@ impl Driver {
                 return Event::PlanFailed { round, device, reason, lasting: true };
             }
         };
-        let mut board = self.shared.device_table();
-        board.profile = made.profile.clone();
-        let known = board.placement.as_ref().filter(|known| known.plan == placement.plan);
+        let mut table = self.shared.device_table();
+        table.profile = made.profile.clone();
+        let known = table.placement.as_ref().filter(|known| known.plan == placement.plan);
         let news = known.is_none();
         if let Some(known) = known {
             // The same plan stays the same one: programs are kept by it.
             Arc::make_mut(placement).plan = known.plan.clone();
         }
-        board.placement = Some(placement.clone());
-        drop(board);
+        table.placement = Some(placement.clone());
+        drop(table);
         let placement = placement.clone();
         self.unplanned.clear();
         if news {
@@ -391,8 +391,8 @@ impl Driver {
             }
             Verdict::Move { placement, now, then, guard } => {
                 let in_force = {
-                    let board = self.shared.device_table();
-                    board.placement.as_ref().is_some_and(|p| Arc::ptr_eq(p, present))
+                    let table = self.shared.device_table();
+                    table.placement.as_ref().is_some_and(|p| Arc::ptr_eq(p, present))
                 };
                 let at = self.shared.now();
                 if in_force && self.membership.ready().is_some() {
@@ -481,9 +481,9 @@ impl Driver {
                 self.drift.begin();
                 self.before = None;
                 let placement = {
-                    let mut board = shared.device_table();
-                    board.begin(epoch);
-                    board.placement.clone()
+                    let mut table = shared.device_table();
+                    table.begin(epoch);
+                    table.placement.clone()
                 };
                 if let Some(placement) = placement {
                     let plan = placement.plan.clone();

@@ -84,8 +84,8 @@ pub(super) async fn execute(
         return Err(RequestError::CacheLost { epoch });
     }
     let (placement, profile) = {
-        let board = shared.device_table();
-        (board.placement.clone(), board.profile.clone())
+        let table = shared.device_table();
+        (table.placement.clone(), table.profile.clone())
     };
     let placement = placement.ok_or_else(|| RequestError::Internal {
         why: "the cluster is ready without a plan".to_owned(),
@@ -190,8 +190,8 @@ impl Program<'_> {
     /// Calls every device, each with the inputs that it needs.
     fn call(&self, request: &ExecuteRequest, task: &Task) -> Result<Calls, RequestError> {
         let connections: Vec<_> = {
-            let board = self.shared.device_table();
-            let entries = self.ring.iter().map(|device| (*device, &board.entries[*device]));
+            let table = self.shared.device_table();
+            let entries = self.ring.iter().map(|device| (*device, &table.entries[*device]));
             entries.map(|(device, e)| (device, e.attempt, e.connection.clone())).collect()
         };
         let spec = self.shared.model.spec();
@@ -314,12 +314,12 @@ impl Program<'_> {
 /// What a device reports to have decoded. The shape of the last step is taken only if it is one that drafts can lead
 /// to: few segments, of one row each.
 fn decoded_of(done: &ExecuteDone) -> Decoded {
-    let breadth = |wanted: &i32| match convert::wanted(*wanted) {
-        Ok(Wanted::Token(breadth)) => breadth,
+    let candidates = |wanted: &i32| match convert::wanted(*wanted) {
+        Ok(Wanted::Token(candidates)) => candidates,
         // A guess that costs little where it is wrong.
         _ => CandidateCount::Few,
     };
-    let breadths = done.wanted.iter().map(breadth).collect();
+    let breadths = done.wanted.iter().map(candidates).collect();
     let few = (1..=SEQUENCES as usize).contains(&done.last.len());
     let last = few.then(|| convert::shape(done.last.clone(), done.last.len()).ok()).flatten();
     let last = last.filter(|shape| shape.rows() as usize == shape.segments().len());
@@ -329,9 +329,9 @@ fn decoded_of(done: &ExecuteDone) -> Decoded {
 
 /// The devices of the plan in force, and the connections to them.
 fn connections(shared: &Shared) -> Vec<(Index, Option<Connection>)> {
-    let board = shared.device_table();
-    let ring = board.placement.iter().flat_map(|placement| &placement.ring);
-    ring.map(|device| (*device, board.entries[*device].connection.clone())).collect()
+    let table = shared.device_table();
+    let ring = table.placement.iter().flat_map(|placement| &placement.ring);
+    ring.map(|device| (*device, table.entries[*device].connection.clone())).collect()
 }
 
 /// Asks the burst that runs to end, once. A device that does not hear it ends with the others, or they with it.
@@ -396,8 +396,8 @@ async fn spoil(
 
 /// The error of a program whose epoch has ended.
 fn ended(shared: &Shared, epoch: Epoch, fallback: Index) -> RequestError {
-    let board = shared.device_table();
-    let (device, reason) = match &board.ended {
+    let table = shared.device_table();
+    let (device, reason) = match &table.ended {
         Some((of, device, reason)) if *of == epoch => (*device, reason.clone()),
         _ => (fallback, "it is not connected".to_owned()),
     };

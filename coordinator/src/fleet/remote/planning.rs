@@ -321,8 +321,8 @@ async fn collect(shared: &Arc<Shared>, offers: &[Offer]) -> Result<ClusterProfil
 async fn freed(shared: &Arc<Shared>, wanted: impl Fn(Index) -> bool) -> Cluster {
     let mut cluster = (*shared.cluster()).clone();
     let held: Vec<(Index, Epoch)> = {
-        let board = shared.device_table();
-        let described = board.entries.iter().enumerate().filter(|(device, _)| wanted(*device));
+        let table = shared.device_table();
+        let described = table.entries.iter().enumerate().filter(|(device, _)| wanted(*device));
         let held = described.filter_map(|(i, e)| Some((i, Epoch(e.description.as_ref()?.epoch))));
         held.filter(|(_, epoch)| epoch.0 > 0).collect()
     };

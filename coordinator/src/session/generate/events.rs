@@ -117,10 +117,10 @@ impl<'a> EventStream<'a> {
     }
 
     /// Takes tokens into the text that were generated for an earlier request.
-    pub(super) fn resume(&mut self, way: &mut SequenceState, generated: &[u32]) {
+    pub(super) fn resume(&mut self, current: &mut SequenceState, generated: &[u32]) {
         for id in generated {
             if self.finish.is_none() {
-                self.add(way, *id);
+                self.add(current, *id);
             }
         }
     }
@@ -131,22 +131,22 @@ impl<'a> EventStream<'a> {
     }
 
     /// Takes a token into the text, if that has not ended, and sends it if there is room.
-    pub(super) fn take(&mut self, way: &mut SequenceState, told: TokenEvent) {
+    pub(super) fn take(&mut self, current: &mut SequenceState, told: TokenEvent) {
         if self.finish.is_some() {
             return;
         }
         self.begin();
-        if let Some(text) = self.add(way, told[0] as u32) {
+        if let Some(text) = self.add(current, told[0] as u32) {
             self.queue.push_back(GenerateEvent::Token(token(&told, text)));
             self.send_waiting();
         }
     }
 
     /// Takes a token into the text. Gives what it adds, as far as that is sure; none where the token cannot be read.
-    fn add(&mut self, way: &mut SequenceState, id: u32) -> Option<String> {
-        Arc::make_mut(&mut way.sequence).tokens.push(id);
+    fn add(&mut self, current: &mut SequenceState, id: u32) -> Option<String> {
+        Arc::make_mut(&mut current.sequence).tokens.push(id);
         let mut text = String::new();
-        if way.ends.contains(&id) {
+        if current.ends.contains(&id) {
             self.finish = Some(Ok(Finish::Stop));
         } else if let Some(stream) = &mut self.stream {
             match stream.push(id) {
@@ -165,11 +165,11 @@ impl<'a> EventStream<'a> {
 
     /// Sends the waiting events that there is room for.
     fn send_waiting(&mut self) {
-        while let Some(said) = self.queue.pop_front() {
+        while let Some(event) = self.queue.pop_front() {
             use mpsc::error::TrySendError::{Closed, Full};
-            match self.listener.try_send(Ok(said)) {
+            match self.listener.try_send(Ok(event)) {
                 Ok(()) => {}
-                Err(Full(Ok(said))) => return self.queue.push_front(said),
+                Err(Full(Ok(event))) => return self.queue.push_front(event),
                 Err(Full(Err(_)) | Closed(_)) => return self.queue.clear(),
             }
         }
@@ -177,8 +177,8 @@ impl<'a> EventStream<'a> {
 
     /// Sends all waiting events. False when nobody listens any more, or reads.
     pub(super) async fn flush(&mut self) -> bool {
-        while let Some(said) = self.queue.pop_front() {
-            if !self.send(said).await {
+        while let Some(event) = self.queue.pop_front() {
+            if !self.send(event).await {
                 return false;
             }
         }
@@ -199,9 +199,9 @@ impl<'a> EventStream<'a> {
         None
     }
 
-    pub(super) async fn send(&self, said: GenerateEvent) -> bool {
+    pub(super) async fn send(&self, event: GenerateEvent) -> bool {
         let Some(permit) = self.reads().await else { return false };
-        permit.send(Ok(said));
+        permit.send(Ok(event));
         true
     }
 

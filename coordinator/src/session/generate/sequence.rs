@@ -235,8 +235,8 @@ impl Session {
         self.check_known(0, &generated)?;
         let text = Sequence { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
         let (age, reusable) = (self.inner.steps.arrive(), !spec.turns_by_length());
-        let way = SequenceState::new((age, priority), text, written, ends.into(), reusable);
-        Ok((way, stop, took))
+        let current = SequenceState::new((age, priority), text, written, ends.into(), reusable);
+        Ok((current, stop, took))
     }
 }
 

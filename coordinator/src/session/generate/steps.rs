@@ -280,16 +280,16 @@ impl Steps {
     /// Takes what is to run next out of the waiting sequences. None where nothing can run.
     fn next(
         self: &Arc<Self>,
-        outlook: &FleetStatus,
+        status: &FleetStatus,
         ready: Option<Epoch>,
         drafts: bool,
     ) -> Option<Next> {
         let mut state = self.lock();
         let kept = state.waiting.iter().filter_map(|entry| entry.wish.cached);
         let epoch = ready.or(kept.map(|(epoch, _)| epoch).max()).unwrap_or_default();
-        let (cache, sequences) = match outlook.plan.as_deref() {
+        let (cache, sequences) = match status.plan.as_deref() {
             Some(plan) => (plan.cache, budget::sequences(plan)),
-            None => (outlook.cache, 1),
+            None => (status.cache, 1),
         };
         state.blocks.enter(epoch, cache);
         for (entry, error) in state.refused(ready.is_some()) {
@@ -299,7 +299,7 @@ impl Steps {
         }
         let prefixes: Vec<Option<Prefix>> =
             state.waiting.iter().map(|entry| prefix_of(&state.blocks, entry)).collect();
-        let (rows, free) = (outlook.max_rows, state.blocks.free());
+        let (rows, free) = (status.max_rows, state.blocks.free());
         let limits = Limits { rows, sequences, free, drafts };
         let (step, starving) = {
             let waiting = state.seen(&prefixes);
@@ -604,7 +604,7 @@ mod tests {
         ) {
             let plan = plan(blocks);
             let most = plan.cache.rows;
-            let outlook = FleetStatus {
+            let status = FleetStatus {
                 strategy: plan.strategy,
                 max_rows: plan.max_rows,
                 cache: plan.cache,
@@ -620,49 +620,49 @@ mod tests {
             loop {
                 while going.len() < at_once && let Some((base, prompt, left)) = to_come.pop() {
                     let rows = (prompt as u32 + left).min(most);
-                    let way = sequence_state(steps.arrive(), base, prompt, rows);
-                    let place = steps.wait(&None, way.wish(tell.clone()));
-                    going.push((base, way, place));
+                    let current = sequence_state(steps.arrive(), base, prompt, rows);
+                    let place = steps.wait(&None, current.wish(tell.clone()));
+                    going.push((base, current, place));
                 }
                 if going.is_empty() {
                     break;
                 }
                 rounds += 1;
                 prop_assert!(rounds < 10_000);
-                let next = steps.next(&outlook, Some(Epoch(1)), true);
+                let next = steps.next(&status, Some(Epoch(1)), true);
                 let Some(Next { taken, between, phase, .. }) = next else {
                     return Err(TestCaseError::fail("nobody runs"));
                 };
                 prop_assert!(!taken.chosen.is_empty() || !taken.evicted.is_empty());
                 let slots: Vec<u32> = taken.evicted.iter().map(|of| of.wish.sequence.slot).collect();
-                for (_, way, place) in &mut going {
-                    if slots.contains(&way.sequence.slot) {
-                        way.cached = None;
-                        *place = steps.wait(&None, way.wish(tell.clone()));
+                for (_, current, place) in &mut going {
+                    if slots.contains(&current.sequence.slot) {
+                        current.cached = None;
+                        *place = steps.wait(&None, current.wish(tell.clone()));
                     }
                 }
                 drop(between);
                 for Chosen { part, entry, context_len, .. } in taken.chosen {
                     let slot = entry.wish.sequence.slot;
-                    let at = going.iter().position(|(_, way, _)| way.sequence.slot == slot).unwrap();
-                    let (base, way, _) = &mut going[at];
+                    let at = going.iter().position(|(_, current, _)| current.sequence.slot == slot).unwrap();
+                    let (base, current, _) = &mut going[at];
                     let made = part.count.map_or(0, |count| match phase {
                         Phase::Prefill => 1,
                         Phase::Decode => made.min(count),
                     });
-                    let text = Arc::make_mut(&mut way.sequence);
+                    let text = Arc::make_mut(&mut current.sequence);
                     for _ in 0..made {
                         text.tokens.push(text.tokens.len() as u32 * *base % 90);
                     }
                     let rows = context_len + part.rows + made.saturating_sub(1);
-                    way.cached = Some((Epoch(1), rows));
+                    current.cached = Some((Epoch(1), rows));
                     prop_assert!(rows <= steps.lock().blocks.held(slot) * Cache::BLOCK);
-                    if way.left() == 0 {
-                        let (_, way, place) = going.remove(at);
+                    if current.left() == 0 {
+                        let (_, current, place) = going.remove(at);
                         drop(place);
-                        steps.depart(&None, &way.sequence, way.reusable_rows());
+                        steps.depart(&None, &current.sequence, current.reusable_rows());
                     } else {
-                        going[at].2 = steps.wait(&None, way.wish(tell.clone()));
+                        going[at].2 = steps.wait(&None, current.wish(tell.clone()));
                     }
                 }
             }

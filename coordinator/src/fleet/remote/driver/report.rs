@@ -13,8 +13,8 @@ use galaxy_common::Bytes;
 impl Driver {
     /// Brings the board and the readiness up to date with the membership.
     pub(super) fn show(&self) {
-        let mut board = self.shared.device_table();
-        for (device, entry) in board.entries.iter_mut().enumerate() {
+        let mut table = self.shared.device_table();
+        for (device, entry) in table.entries.iter_mut().enumerate() {
             let state = self.membership.state(device);
             entry.state = state.word();
             entry.look = self.membership.next_look(device);
@@ -39,14 +39,14 @@ impl Driver {
                 Readiness::Moving { reason: reason.to_owned() }
             }
             (None, _) if self.membership.moving() => {
-                let what = board.placement.as_ref().map(|p| p.what.clone()).unwrap_or_default();
+                let what = table.placement.as_ref().map(|p| p.what.clone()).unwrap_or_default();
                 Readiness::Moving { reason: format!("the cluster moves to another plan: {what}") }
             }
             (None, Some((Some(device), reason))) => {
                 if !self.membership.state(device).connected() {
                     // The entry already says why.
-                } else if board.entries[device].detail.is_empty() {
-                    board.entries[device].detail.clone_from(&reason);
+                } else if table.entries[device].detail.is_empty() {
+                    table.entries[device].detail.clone_from(&reason);
                 }
                 let name = self.shared.device(device).name.clone();
                 let reason = format!("device {name} {reason}");
@@ -55,7 +55,7 @@ impl Driver {
             (None, Some((None, reason))) => Readiness::Waiting { device: None, reason, planless },
             (None, None) => Readiness::waiting("it is starting"),
         };
-        drop(board);
+        drop(table);
         self.shared.readiness.send_if_modified(|now| {
             let changed = *now != readiness;
             *now = readiness;
@@ -73,8 +73,8 @@ impl Driver {
             }
             Event::Connected { device, .. } => {
                 let about = {
-                    let board = self.shared.device_table();
-                    let Some(said) = &board.entries[*device].description else { return };
+                    let table = self.shared.device_table();
+                    let Some(said) = &table.entries[*device].description else { return };
                     let memory = own_limit(said.memory_bytes)
                         .map(|limit: Bytes| format!(", grants {limit} at most"))
                         .unwrap_or_default();

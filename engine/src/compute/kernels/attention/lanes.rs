@@ -103,11 +103,11 @@ impl<'a> Lanes<'a> {
     where
         'a: 'r,
     {
-        let (past, width, own) = (self.cached.rows(), self.width, self.first_key);
+        let (context_len, width, own) = (self.cached.rows(), self.width, self.first_key);
         let (first, end) = (group * GROUP, (group + 1) * GROUP);
-        if first < past {
+        if first < context_len {
             match self.cached.keys(group, self.column, width) {
-                Stored::F32(keys) if end <= past => return keys,
+                Stored::F32(keys) if end <= context_len => return keys,
                 stored => stored.widen(&mut room[..width * GROUP]),
             }
         }
@@ -138,7 +138,7 @@ impl<'a> Lanes<'a> {
     where
         'a: 'r,
     {
-        let (past, width) = (self.cached.rows(), self.width);
+        let (context_len, width) = (self.cached.rows(), self.width);
         let own = self.own(&which);
         let own = self.keys.part(own.start, own.len(), 0, width);
         if !copied && !self.rounds() && own.rows() == which.len() {
@@ -146,11 +146,12 @@ impl<'a> Lanes<'a> {
         }
         grow(room, (most + GROUP) * width);
         let (rows, wide) = room.split_at_mut(most * width);
-        for group in which.start / GROUP..which.end.min(past).div_ceil(GROUP) {
+        for group in which.start / GROUP..which.end.min(context_len).div_ceil(GROUP) {
             self.cached.keys(group, self.column, width).widen(&mut wide[..width * GROUP]);
             let first = group * GROUP - which.start;
             let rows = rows[first * width..].chunks_exact_mut(width);
-            for (at, row) in rows.take(which.end.min(past) - group * GROUP).take(GROUP).enumerate()
+            for (at, row) in
+                rows.take(which.end.min(context_len) - group * GROUP).take(GROUP).enumerate()
             {
                 let keys = wide[at..].iter().step_by(GROUP);
                 row.iter_mut().zip(keys).for_each(|(place, key)| *place = *key);

@@ -4,9 +4,9 @@
 
 use crate::{
     driver::{Driver, Placed},
-    environment::{COORDINATOR, Environment},
+    environment::Environment,
     instance::{self, Split, Testbed},
-    models, namespaces,
+    models,
     plot::{self, Axis, Chart, Kind, Point, Series},
     record::{Record, Verdict},
     report::{Page, Table, figure},
@@ -169,14 +169,7 @@ fn drift(
     testbed.start_workers(&models, false, None)?;
     // Every placement has kernel threads of its own.
     let holding = testbed.holding()?;
-    let namespace = namespaces::namespace(&testbed.name, COORDINATOR);
-    let loopback = testbed.loopback;
-    let stage = Driver::new(&testbed.identity(COORDINATOR), move || {
-        // A thread that is not inside reaches no device, and its first call says so.
-        if !loopback && let Err(error) = namespaces::enter(&namespace) {
-            eprintln!("{error:#}");
-        }
-    })?;
+    let stage = Driver::new(testbed)?;
     let _ballast = testbed.ballast()?;
     let split = Split::Profiles { tokens: options.tokens };
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -206,7 +199,7 @@ fn drift(
     for _ in 0..options.requests {
         epoch = asker.ask(&placed, Some(PHASES[0]))?.context("a request failed before all")?;
     }
-    let stopping = match loopback {
+    let stopping = match testbed.loopback {
         true => {
             let worker = testbed.workers().into_iter().find(|worker| worker.device == slow);
             let worker = worker.context("its worker was started")?;

@@ -1,6 +1,12 @@
 //! The coordinator's side of an experiment: places models on a testbed's devices and runs batches,
 //! from inside the testbed's network.
 
+use crate::{
+    environment::COORDINATOR,
+    instance::Testbed,
+    namespaces::{enter, namespace},
+    record::Outcome,
+};
 use anyhow::{Context, Result, bail};
 use galaxy_common::{
     BatchShape, Bytes, DeviceName, Epoch, GenerateOptions, Plan, Prompt, plan::Phase,
@@ -17,7 +23,7 @@ use galaxy_model::ModelDir;
 use galaxy_proto::identity::Identity;
 use std::{
     future::Future,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -83,19 +89,36 @@ pub struct Observation {
     pub timelines: Vec<Timeline>,
 }
 
+impl From<Refusal> for Outcome {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Memory { device, needs, grants } => {
+                Self::OutOfMemory { device: device.to_string(), needs: Some(needs), grants }
+            }
+            Refusal::Plan(why) => Self::Refused { why },
+        }
+    }
+}
+
 impl Driver {
-    /// A stage whose threads `enter` a network as they start, and use the identity of the coordinator.
+    /// A stage at the coordinator's place of a testbed, with its identity.
     ///
     /// # Errors
     /// When the threads cannot be started.
-    pub fn new(identity: &Path, enter: impl Fn() + Send + Sync + 'static) -> Result<Self> {
+    pub fn new(testbed: &Testbed) -> Result<Self> {
+        let (namespace, loopback) = (namespace(&testbed.name, COORDINATOR), testbed.loopback);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("stage")
-            .on_thread_start(enter)
+            .on_thread_start(move || {
+                // A thread that is not inside reaches no device, and its first call says so.
+                if !loopback && let Err(error) = enter(&namespace) {
+                    eprintln!("{error:#}");
+                }
+            })
             .enable_all()
             .build()?;
-        Ok(Self { runtime, identity: identity.to_owned() })
+        Ok(Self { runtime, identity: testbed.identity(COORDINATOR) })
     }
 
     /// Runs a future on the threads of the stage: only they are inside the network.

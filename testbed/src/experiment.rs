@@ -1,11 +1,13 @@
 //! Experiments as data: which models run on which environments by which variants, how often, and what the
 //! paper found. One mechanism runs them all; what differs is how they are shown.
 
+mod contest;
 mod decode;
 mod embed;
 mod latency;
 mod memory;
 mod peers;
+mod placing;
 mod predictions;
 mod rates;
 mod scaling;
@@ -17,11 +19,12 @@ use crate::{
     environment::BitRate,
     health,
     instance::{self, Testbed},
-    record::Record,
+    record::{Record, RecordFile},
 };
 use anyhow::{Context, Result, bail};
 use galaxy_common::Strategy;
 use serde::Serialize;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// One way to run a model.
@@ -352,6 +355,13 @@ impl Options {
         }
         Some(names)
     }
+}
+
+/// Opens the record of an experiment, or makes it. `settings` are those that would make results incomparable when
+/// changed.
+fn open(name: &str, options: &Options, settings: Value) -> Result<RecordFile> {
+    let wanted = Record::new(name, options.loopback, settings)?;
+    RecordFile::open(&options.output, wanted, options.fresh)
 }
 
 /// Waits for a quiet machine before a sample that may count.

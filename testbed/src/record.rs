@@ -13,6 +13,7 @@ use std::{
     fmt,
     fs::File,
     io::Write as _,
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -53,6 +54,13 @@ pub struct Record {
     pub calibrations: BTreeMap<String, Calibration>,
     /// The cells with their samples.
     pub cells: Vec<Cell>,
+}
+
+/// A record and the file that keeps it.
+#[derive(Debug)]
+pub struct RecordFile {
+    record: Record,
+    path: PathBuf,
 }
 
 /// A machine, as it describes itself.
@@ -300,6 +308,11 @@ impl Record {
         &mut self.cells[at]
     }
 
+    /// Whether the cell of that key is there, and needs no more samples.
+    pub fn done(&self, key: &str, samples: usize) -> bool {
+        self.cells.iter().any(|cell| cell.key == key && cell.done(samples))
+    }
+
     /// The numbers of cells and samples, as `4 cells, 20 samples, 1 of them invalid`.
     pub fn extent(&self) -> String {
         let samples: usize = self.cells.iter().map(|cell| cell.samples.len()).sum();
@@ -318,6 +331,44 @@ impl Record {
         let (a, b) = (&self.settings, &wanted.settings);
         differ("settings", &both(a, b), &both(b, a), &mut found);
         found
+    }
+}
+
+impl RecordFile {
+    /// The record of `wanted`'s experiment below `output`, as [`Record::open_or_new`] opens it.
+    ///
+    /// # Errors
+    /// As [`Record::open_or_new`].
+    pub fn open(output: &Path, wanted: Record, fresh: bool) -> Result<Self> {
+        let name = &wanted.experiment;
+        let path = output.join(name).join(format!("{name}.json"));
+        Ok(Self { record: Record::open_or_new(&path, wanted, fresh)?, path })
+    }
+
+    /// The path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Replaces the file as a whole, as [`Record::save`] does.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save(&self) -> Result<()> {
+        self.record.save(&self.path)
+    }
+}
+
+impl Deref for RecordFile {
+    type Target = Record;
+    fn deref(&self) -> &Record {
+        &self.record
+    }
+}
+
+impl DerefMut for RecordFile {
+    fn deref_mut(&mut self) -> &mut Record {
+        &mut self.record
     }
 }
 

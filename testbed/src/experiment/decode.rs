@@ -3,31 +3,26 @@
 
 use super::{
     Options,
-    latency::{place, stage},
-    quiet, settle,
+    contest::{self, Bench, Contest, ContestCell, Extent, SAMPLES, Sampled, Turn, key},
+    open, quiet,
     show::{axis, bar, groups, percent, publish},
 };
 use crate::{
-    driver::{Driver, GeneratedText, Placed, Refusal},
+    driver::{GeneratedText, Placed},
     environment::Environment,
-    health::{self, Watch},
     holding::took,
-    instance::{Split, Testbed},
-    models,
-    network::Network,
+    instance::Split,
     peer::{self, LlamaCpp},
     plot::{Axis, Chart, Group, Kind},
-    record::{Cell, Outcome, Record, Verdict},
+    record::{Cell, Outcome, Record},
     report::{Table, figure},
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{Spread, Strategy};
-use galaxy_model::ModelDir;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
     path::Path,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -43,13 +38,19 @@ const PROMPT: usize = 64;
 const MADE: usize = 48;
 /// The context length for which each side reserves memory, in tokens.
 const ROOM: u32 = 256;
-/// The samples of each cell; below it, how many are taken in a row, and how many are tried for each that
-/// counts.
-const SAMPLES: usize = 4;
-const IN_A_ROW: usize = 2;
-const PATIENCE: usize = 3;
-/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
-const STEADY: f64 = 100.0;
+/// The notes on the page.
+const NOTES: &[&str] = &[
+    "*pair*: two devices, each with one hardware thread of this machine to itself, which are the halves of one core: they share its memory bandwidth and its multipliers. *two*, *four*: devices of 15 GFLOP/s, that is a share of a core and of what it reads from memory.",
+    "*A token*: from the first token of a text to its last, over how many there are between. *Outside of kernels*: what of it is not in the operations of the device whose kernels worked longest: links, coordination, waiting for a gate or for another device.",
+    "*Bytes*: what all places sent, as the switch between them counted it: frames, headers, TLS, control. A text of one token is made besides the long one, and what that takes is the first token's.",
+    "llama.cpp is built by `testbed/peers/llama-cpp/build` for this processor and driven by the program beside it, at the place of the coordinator; all threads of its servers are under the devices' quotas once weights are placed, ours that multiply. Its products of bf16 round the left side to bf16 where the processor multiplies that; ours keep it in f32.",
+];
+/// The properties of real devices that the emulation does not keep.
+const NOT_KEPT: &[&str] = &[
+    "A device of a share of a core waits for its gate: 0.2 ms on average in turns of 0.5 ms, each time that it waited for another device. Real devices do not; a plan that exchanges often loses by it here.",
+    "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds.",
+    "Devices share a last-level cache, and memory.",
+];
 /// The label of the generated tokens.
 const TOKENS: &str = "tokens";
 
@@ -73,38 +74,11 @@ impl Contender {
     }
 }
 
-fn key(environment: &str, model: &str, side: Contender) -> String {
-    format!("{environment}/{model}/{}", side.name())
-}
-
-/// The part of the experiment that is run.
-struct Extent {
-    environments: Vec<String>,
-    models: Vec<String>,
+/// The experiment, as much of it as is run.
+struct Decode {
     sides: Vec<Contender>,
-    samples: usize,
     prompt: usize,
     made: usize,
-}
-
-impl Extent {
-    fn new(options: &Options) -> Self {
-        let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-        let (environments, models, samples, prompt, made) = match options.smoke {
-            true => (&["pair"][..], &["tiny-gpt2"][..], 2, 12, 20),
-            false => (ENVIRONMENTS, MODELS, SAMPLES, PROMPT, MADE),
-        };
-        let peer = !options.smoke && peer::version().is_some();
-        let sides = SIDES.into_iter().filter(|side| *side != Contender::LlamaCpp || peer);
-        Self {
-            environments: options.environments().unwrap_or_else(|| own(environments)),
-            models: options.models.clone().unwrap_or_else(|| own(models)),
-            sides: sides.collect(),
-            samples: options.samples.unwrap_or(samples),
-            prompt,
-            made,
-        }
-    }
 }
 
 /// Runs all cells that are left, and shows the record.
@@ -112,57 +86,32 @@ impl Extent {
 /// # Errors
 /// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
-    let extent = Extent::new(options);
-    if !options.smoke && peer::version().is_none() {
+    let ((environments, models), samples, prompt, made) = match options.smoke {
+        true => ((&["pair"][..], &["tiny-gpt2"][..]), 2, 12, 20),
+        false => ((ENVIRONMENTS, MODELS), SAMPLES, PROMPT, MADE),
+    };
+    let extent = Extent::new(options, environments, models, samples)?;
+    let version = peer::version();
+    if !options.smoke && version.is_none() {
         eprintln!("without llama.cpp: testbed/peers/llama-cpp/build makes it");
     }
-    let environments: Vec<Environment> =
-        extent.environments.iter().map(|name| Environment::open(name)).collect::<Result<_>>()?;
+    let peer = !options.smoke && version.is_some();
+    let sides = SIDES.into_iter().filter(|side| *side != Contender::LlamaCpp || peer);
+    let decode = Decode { sides: sides.collect(), prompt, made };
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
         "plain": options.plain, "models": extent.models, "samples": extent.samples,
-        "prompt": extent.prompt, "made": extent.made, "llama.cpp": peer::version(),
-        "sides": extent.sides.iter().map(|side| side.name()).collect::<Vec<_>>(),
-        "environments": environments.iter().map(Environment::source).collect::<Vec<_>>(),
+        "prompt": prompt, "made": made, "llama.cpp": version,
+        "sides": decode.sides.iter().map(|side| side.name()).collect::<Vec<_>>(),
+        "environments": extent.environments.iter().map(Environment::source).collect::<Vec<_>>(),
     });
-    let directory = options.output.join(NAME);
-    let path = directory.join(format!("{NAME}.json"));
-    let wanted = Record::new(NAME, options.loopback, settings)?;
-    let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
-    if let Some(version) = peer::version().filter(|_| extent.sides.contains(&Contender::LlamaCpp)) {
-        record.versions.insert("llama.cpp".to_owned(), version);
+    let mut file = open(NAME, options, settings)?;
+    if let Some(version) = version.filter(|_| peer) {
+        file.versions.insert("llama.cpp".to_owned(), version);
     }
-    for environment in environments {
-        let open = |record: &mut Record, model: &String| {
-            let key = |side: &Contender| key(&environment.name, model, *side);
-            extent.sides.iter().any(|side| !record.cell(&key(side), &[]).done(extent.samples))
-        };
-        let left: Vec<&String> = extent.models.iter().filter(|m| open(&mut record, m)).collect();
-        if left.is_empty() {
-            continue;
-        }
-        for model in &left {
-            models::ensure(&options.cache, model)?;
-        }
-        let name = options.testbed.as_deref().unwrap_or(NAME);
-        let mut up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
-        for model in left {
-            let (extent, path) = (&extent, path.as_path());
-            Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
-        }
-        up.down()?;
-    }
-    record.save(&path)?;
-    show(&extent, &record, &options.output)
-}
-
-/// The turns of all sides, with one model on one testbed.
-struct Turns<'a> {
-    extent: &'a Extent,
-    options: &'a Options,
-    testbed: &'a mut Testbed,
-    path: &'a Path,
-    model: &'a str,
+    contest::run(&decode, &extent, options, &mut file)?;
+    let found = Found { decode: &decode, record: &file, groups: groups(&file) };
+    found.show(&options.output)
 }
 
 /// The side that generates now, with its model placed.
@@ -188,152 +137,87 @@ impl Maker<'_, '_> {
     }
 }
 
-impl Turns<'_> {
-    fn run(&mut self, record: &mut Record) -> Result<()> {
-        let path = models::ensure(&self.options.cache, self.model)?.canonicalize()?;
-        let model = Arc::new(ModelDir::open(&path)?);
-        let served = self.options.cache.canonicalize()?;
-        self.testbed.start_workers(&served, self.options.plain, None)?;
-        let stage = stage(self.testbed)?;
-        let ballast = self.testbed.ballast()?;
-        let mut peer = None;
-        let mut tried = [0; SIDES.len()];
-        loop {
-            let mut open = false;
-            for (at, &side) in self.extent.sides.iter().enumerate() {
-                let key = key(&self.testbed.environment.name, self.model, side);
-                let wanted = self.extent.samples;
-                if record.cell(&key, &self.labels(side)).done(wanted)
-                    || tried[at] >= wanted * PATIENCE
-                {
-                    continue;
-                }
-                if !open {
-                    settle(self.testbed, self.options, record, None)?;
-                }
-                open = true;
-                tried[at] += IN_A_ROW;
-                let outcome = match side {
-                    Contender::LlamaCpp => {
-                        if peer.is_none() {
-                            eprintln!("{key}: weights are brought to the servers");
-                            peer = Some(LlamaCpp::start(self.testbed, &path, ROOM)?);
-                        }
-                        let peer = peer.as_mut().context("it was started")?;
-                        self.turn(&mut Maker::Theirs(peer), &key, record).map(|()| None)
-                    }
-                    Contender::One => self.ours(&stage, &model, Strategy::Local, &key, record),
-                    Contender::Galaxy => self.ours(&stage, &model, Strategy::Auto, &key, record),
-                };
-                if let Some(outcome) = outcome.with_context(|| key.clone())? {
-                    eprintln!("{key}: {outcome}");
-                    record.cell(&key, &[]).outcome = outcome;
-                }
-                record.save(self.path)?;
-            }
-            if !open {
-                break;
-            }
-        }
-        drop((peer, stage, ballast));
-        self.testbed.stop_workers()?;
-        Ok(())
+impl Contest for Decode {
+    type Contender = Contender;
+    type Kept = Option<LlamaCpp>;
+
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn labels(&self, side: Contender) -> [(&str, &str); 3] {
-        let environment = self.testbed.environment.name.as_str();
-        [("environment", environment), ("model", self.model), ("variant", side.name())]
+    fn cells(&self, environment: &Environment, model: &str) -> Vec<ContestCell<Contender>> {
+        let cell = |side: &Contender| ContestCell::of(&environment.name, model, side.name(), *side);
+        self.sides.iter().map(cell).collect()
     }
 
-    /// Takes one turn of ours. Returns an outcome where there is no such plan.
-    fn ours(
+    fn turn(
         &self,
-        stage: &Driver,
-        model: &Arc<ModelDir>,
-        strategy: Strategy,
-        key: &str,
-        record: &mut Record,
-    ) -> Result<Option<Outcome>> {
-        let tokens = self.extent.prompt as u32;
-        let mut cluster = self.testbed.cluster(model.path(), strategy, Split::Profiles { tokens });
-        cluster.plain = self.options.plain;
-        cluster.drift = STEADY;
-        cluster.kv_cache_tokens = Some(ROOM);
-        cluster.generate = Some(self.extent.made as u32);
-        let placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
-            Ok(placed) => placed,
-            Err(Refusal::Memory { device, needs, grants }) => {
-                let (device, needs) = (device.to_string(), Some(needs));
-                return Ok(Some(Outcome::OutOfMemory { device, needs, grants }));
+        bench: &Bench<'_>,
+        side: &Contender,
+        peer: &mut Option<LlamaCpp>,
+        turn: &mut Turn<'_>,
+    ) -> Result<Outcome> {
+        let strategy = match side {
+            Contender::One => Strategy::Local,
+            Contender::Galaxy => Strategy::Auto,
+            Contender::LlamaCpp => {
+                if peer.is_none() {
+                    eprintln!("{}: weights are brought to the servers", turn.key);
+                    *peer = Some(LlamaCpp::start(bench.testbed, bench.model.path(), ROOM)?);
+                }
+                let theirs = peer.as_mut().map(Maker::Theirs);
+                return self.samples(bench, theirs.context("it was started")?, turn);
             }
-            Err(Refusal::Plan(why)) => return Ok(Some(Outcome::Refused { why })),
         };
-        self.testbed.hold(placed.plan().ring.iter().map(|device| device.name.as_str()))?;
-        record.cell(key, &[]).labels.insert("plan".to_owned(), placed.what());
-        self.turn(&mut Maker::Ours(&placed), key, record)?;
-        Ok(None)
+        let split = Split::Profiles { tokens: self.prompt as u32 };
+        let mut cluster = bench.cluster(strategy, split, bench.options.plain)?;
+        cluster.kv_cache_tokens = Some(ROOM);
+        cluster.generate = Some(self.made as u32);
+        let placed = match bench.place(cluster)? {
+            Ok(placed) => placed,
+            Err(outcome) => return Ok(outcome),
+        };
+        turn.cell().labels.insert("plan".to_owned(), placed.what());
+        self.samples(bench, Maker::Ours(&placed), turn)
     }
+}
 
-    /// Takes a few samples of one side, and adds them to its cell.
-    fn turn(&self, maker: &mut Maker<'_, '_>, key: &str, record: &mut Record) -> Result<()> {
-        let Extent { prompt, made, samples, .. } = *self.extent;
-        let prompt: Vec<u32> = (0..prompt as u32).map(|i| 3 + i * 7 % 90).collect();
+impl Decode {
+    /// Takes the samples of one side's turn.
+    fn samples(
+        &self,
+        bench: &Bench<'_>,
+        mut maker: Maker<'_, '_>,
+        turn: &mut Turn<'_>,
+    ) -> Result<Outcome> {
+        let prompt: Vec<u32> = (0..self.prompt as u32).map(|i| 3 + i * 7 % 90).collect();
         // The first generation of a placement lowers, fills caches and wakes links.
         maker.generate(&prompt, 2)?;
-        for _ in 0..IN_A_ROW {
-            let (values, verdict, text) = self.sample(maker, &prompt, made)?;
-            match &verdict {
-                Verdict::Valid => eprintln!(
-                    "{key}: {:.1} ms to the first token, {:.1} tokens/s",
-                    values["first_ms"], values["rate"]
-                ),
-                Verdict::Invalid { reasons } => {
-                    eprintln!("{key}: does not count: {}", reasons.join("; "));
-                }
-            }
-            let cell = record.cell(key, &[]);
-            let ids: Vec<String> = text.iter().map(ToString::to_string).collect();
-            cell.labels.insert(TOKENS.to_owned(), ids.join(" "));
-            cell.add(values, verdict);
-            record.save(self.path)?;
-            if record.cell(key, &[]).done(samples) {
-                break;
-            }
-        }
-        Ok(())
+        turn.take(|cell| self.sample(bench, &mut maker, &prompt, cell), |_| ())?;
+        Ok(Outcome::Measured)
     }
 
     fn sample(
         &self,
+        bench: &Bench<'_>,
         maker: &mut Maker<'_, '_>,
         prompt: &[u32],
-        made: usize,
-    ) -> Result<(BTreeMap<String, f64>, Verdict, Vec<u32>)> {
-        quiet(self.options)?;
-        let network = match self.testbed.loopback {
-            true => None,
-            false => Network::open(&self.testbed.name)?,
+        cell: &mut Cell,
+    ) -> Result<Sampled> {
+        quiet(bench.options)?;
+        let sent = bench.sent()?;
+        let (made, driver) = (self.made, maker.driver());
+        let generate = || {
+            // The cost of the first token is in both generations, and that of the others in one.
+            let before = sent()?;
+            let short = maker.generate(prompt, 1)?;
+            let between = sent()?;
+            let begun = Instant::now();
+            let long = maker.generate(prompt, made + 1)?;
+            Ok((short, long, begun.elapsed(), [before, between, sent()?]))
         };
-        let sent = || -> Result<u64> {
-            Ok(network.as_ref().map(Network::sent).transpose()?.unwrap_or_default().iter().sum())
-        };
-        let count = self.testbed.environment.devices.len();
-        let driver = maker.driver();
-        let used = || -> Result<u64> {
-            let devices = (0..count).map(|i| Ok(self.testbed.usage(i)?.total_ns));
-            let devices: u64 = devices.sum::<Result<u64>>()?;
-            Ok(devices + self.testbed.overhead() + driver.map_or(0, took))
-        };
-        let (used_before, watch) = (used()?, Watch::start()?);
-        // The cost of the first token is in both generations, and that of the others in one.
-        let before = sent()?;
-        let short = maker.generate(prompt, 1)?;
-        let between = sent()?;
-        let begun = Instant::now();
-        let long = maker.generate(prompt, made + 1)?;
-        let whole = begun.elapsed();
-        let (first_bytes, bytes) = (between - before, sent()? - between);
-        let health = watch.finish(used()? - used_before)?;
+        let ((short, long, whole, sent), used) =
+            bench.watched(|| driver.map_or(0, took), generate)?;
         ensure!(long.tokens.len() == made + 1, "{} tokens were made", long.tokens.len());
         let (first, last) = (long.at[0], long.at[made]);
         let tokens = made as f64;
@@ -344,21 +228,24 @@ impl Turns<'_> {
             ("rate", 1.0 / token),
             ("whole_ms", whole.as_secs_f64() * 1e3),
         ]);
-        if network.is_some() {
+        if let [Some(before), Some(between), Some(after)] = sent {
+            let (first_bytes, bytes) = (between - before, after - between);
             values.insert("first_kb", first_bytes as f64 * 1e-3);
             values.insert("token_kb", bytes.saturating_sub(first_bytes) as f64 * 1e-3 / tokens);
         }
         if let Some(busy) = busy(&short, &long) {
             values.insert("outside", 1.0 - busy.as_secs_f64() / (last - first).as_secs_f64());
         }
+        let told = format!(
+            "{:.1} ms to the first token, {:.1} tokens/s",
+            values["first_ms"], values["rate"]
+        );
         let mut values: BTreeMap<String, f64> =
             values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        values.extend(health.values());
-        let verdict = match self.testbed.loopback || self.options.smoke {
-            true => Verdict::Valid,
-            false => health::judge(&health, &[]),
-        };
-        Ok((values, verdict, long.tokens))
+        values.extend(used.health.values());
+        let ids: Vec<String> = long.tokens.iter().map(ToString::to_string).collect();
+        cell.labels.insert(TOKENS.to_owned(), ids.join(" "));
+        Ok((values, bench.judge(&used.health, &[]), told))
     }
 }
 
@@ -373,56 +260,65 @@ fn busy(short: &GeneratedText, long: &GeneratedText) -> Option<Duration> {
     long.devices.iter().map(busy).max().map(Duration::from_nanos)
 }
 
-fn find<'a>(
-    record: &'a Record,
-    environment: &str,
-    model: &str,
-    side: Contender,
-) -> Option<&'a Cell> {
-    let key = key(environment, model, side);
-    record.cells.iter().find(|cell| cell.key == key)
-}
-
 /// The number of tokens, from the first on, that two cells have in common.
 fn agreeing(one: &Cell, other: &Cell) -> Option<usize> {
     let (one, other) = (one.labels.get(TOKENS)?, other.labels.get(TOKENS)?);
     Some(one.split(' ').zip(other.split(' ')).take_while(|(a, b)| a == b).count())
 }
 
-fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
-    let groups = groups(record);
-    let names: Vec<&str> = extent.sides.iter().map(|side| side.name()).collect();
-    let cells = |(environment, model): &(String, String)| -> Vec<Option<&Cell>> {
-        extent.sides.iter().map(|side| find(record, environment, model, *side)).collect()
-    };
-    let first = format!("Time to the first token of a text of {}", extent.prompt);
-    let mut tables = Vec::new();
-    // Each table with its value, and whether it has ratios of galaxy to the other sides.
-    for (title, value, ratios) in [
-        ("Tokens per second: median (range)", "rate", true),
-        (&format!("{first}, ms"), "first_ms", true),
-        ("Bytes on the wire for a token, kB, all devices together", "token_kb", false),
-        ("Bytes on the wire to the first token, kB", "first_kb", false),
-    ] {
-        let mut columns = vec!["devices", "model"];
-        columns.extend(&names);
-        let over: Vec<Contender> =
-            extent.sides.iter().copied().filter(|s| *s != Contender::Galaxy).collect();
-        let titles: Vec<String> =
-            over.iter().map(|side| format!("galaxy is faster than {} by", side.name())).collect();
-        if ratios {
-            columns.extend(titles.iter().map(String::as_str));
-        }
+/// A record of the experiment, and its groups of environment and model.
+struct Found<'a> {
+    decode: &'a Decode,
+    record: &'a Record,
+    groups: Vec<(String, String)>,
+}
+
+impl Found<'_> {
+    fn show(&self, output: &Path) -> Result<()> {
+        let first = format!("Time to the first token of a text of {}", self.decode.prompt);
+        // Each table with its value, and whether it has ratios of galaxy to the other sides.
+        let tables = [
+            ("Tokens per second: median (range)", "rate", true),
+            (&format!("{first}, ms"), "first_ms", true),
+            ("Bytes on the wire for a token, kB, all devices together", "token_kb", false),
+            ("Bytes on the wire to the first token, kB", "first_kb", false),
+        ];
+        let mut tables =
+            tables.map(|(title, value, ratios)| self.table(title, value, ratios)).to_vec();
+        tables.push(self.plans());
+        let charts = vec![
+            ("", self.chart("Tokens per second", "tokens/s", "rate")),
+            ("-first", self.chart(&first, "ms", "first_ms")),
+        ];
+        let notes = NOTES.iter().map(|&note| note.to_owned()).collect();
+        publish(self.record, (NAME, STORY), (tables, notes, charts), NOT_KEPT, output)
+    }
+
+    fn cell(&self, (environment, model): &(String, String), side: Contender) -> Option<&Cell> {
+        let key = key(environment, model, side.name());
+        self.record.cells.iter().find(|cell| cell.key == key)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.decode.sides.iter().map(|side| side.name())
+    }
+
+    /// The table of a value of all sides, and of the ratios of galaxy to the others.
+    fn table(&self, title: &str, value: &str, ratios: bool) -> Table {
+        let others = self.decode.sides.iter().filter(|side| **side != Contender::Galaxy);
+        let others: Vec<Contender> = others.filter(|_| ratios).copied().collect();
+        let over: Vec<String> =
+            others.iter().map(|side| format!("galaxy is faster than {} by", side.name())).collect();
+        let columns = ["devices", "model"].into_iter().chain(self.names());
+        let columns: Vec<&str> = columns.chain(over.iter().map(String::as_str)).collect();
         let mut table = Table::new(title, &columns);
-        for group in &groups {
-            let figures =
-                cells(group).into_iter().map(|c| c.map_or("-".into(), |c| figure(c, value)));
-            let mut row: Vec<String> =
-                [group.0.clone(), group.1.clone()].into_iter().chain(figures).collect();
-            let ours = find(record, &group.0, &group.1, Contender::Galaxy);
-            for side in over.iter().filter(|_| ratios) {
-                let theirs = find(record, &group.0, &group.1, *side);
-                let ratio = ours.zip(theirs).map(|(ours, theirs)| {
+        for group in &self.groups {
+            let mut row = vec![group.0.clone(), group.1.clone()];
+            let cells = self.decode.sides.iter().map(|side| self.cell(group, *side));
+            row.extend(cells.map(|cell| cell.map_or("-".into(), |cell| figure(cell, value))));
+            let ours = self.cell(group, Contender::Galaxy);
+            for side in &others {
+                let ratio = ours.zip(self.cell(group, *side)).map(|(ours, theirs)| {
                     let (ours, theirs) = (ours.values(value), theirs.values(value));
                     match value == "rate" {
                         true => Spread::of_ratio(&ours, &theirs),
@@ -434,66 +330,52 @@ fn show(extent: &Extent, record: &Record, output: &Path) -> Result<()> {
             }
             table.row(row);
         }
-        tables.push(table);
+        table
     }
-    let mut table = Table::new(
-        "Plans, and where the time of a token goes",
-        &[
-            "devices",
-            "model",
-            "plan",
-            "token, ms",
-            "outside of kernels",
-            "same tokens as llama.cpp",
-        ],
-    );
-    for group in &groups {
-        let Some(ours) = find(record, &group.0, &group.1, Contender::Galaxy) else { continue };
-        let theirs = find(record, &group.0, &group.1, Contender::LlamaCpp);
-        let same = theirs.and_then(|theirs| agreeing(ours, theirs));
-        table.row([
-            group.0.clone(),
-            group.1.clone(),
-            ours.labels.get("plan").cloned().unwrap_or_default(),
-            figure(ours, "token_ms"),
-            percent(ours.spread("outside").median),
-            same.map_or("-".to_owned(), |n| format!("{n} of {}", extent.made + 1)),
-        ]);
+
+    fn plans(&self) -> Table {
+        let mut table = Table::new(
+            "Plans, and where the time of a token goes",
+            &[
+                "devices",
+                "model",
+                "plan",
+                "token, ms",
+                "outside of kernels",
+                "same tokens as llama.cpp",
+            ],
+        );
+        for group in &self.groups {
+            let Some(ours) = self.cell(group, Contender::Galaxy) else { continue };
+            let theirs = self.cell(group, Contender::LlamaCpp);
+            let same = theirs.and_then(|theirs| agreeing(ours, theirs));
+            table.row([
+                group.0.clone(),
+                group.1.clone(),
+                ours.labels.get("plan").cloned().unwrap_or_default(),
+                figure(ours, "token_ms"),
+                percent(ours.spread("outside").median),
+                same.map_or("-".to_owned(), |n| format!("{n} of {}", self.decode.made + 1)),
+            ]);
+        }
+        table
     }
-    tables.push(table);
-    let mut charts = Vec::new();
-    for (suffix, title, unit, value) in
-        [("", "Tokens per second", "tokens/s", "rate"), ("-first", &first, "ms", "first_ms")]
-    {
-        let bars = groups.iter().map(|group| Group {
-            label: format!("{}/{}", group.0, group.1),
-            bars: cells(group)
-                .into_iter()
-                .enumerate()
-                .filter_map(|(series, cell)| Some(bar(series, cell?, value)))
-                .collect(),
-        });
-        let chart = Chart {
+
+    fn chart(&self, title: &str, unit: &str, value: &str) -> Chart {
+        let bars = |group: &(String, String)| {
+            let sides = self.decode.sides.iter().enumerate();
+            let bars = sides
+                .filter_map(|(series, side)| Some(bar(series, self.cell(group, *side)?, value)));
+            Group { label: format!("{}/{}", group.0, group.1), bars: bars.collect() }
+        };
+        Chart {
             title: title.to_owned(),
             x: axis("devices/model"),
             y: Axis { log: true, ..axis(unit) },
             kind: Kind::Bars {
-                groups: bars.collect(),
-                series: names.iter().map(|&name| name.to_owned()).collect(),
+                groups: self.groups.iter().map(bars).collect(),
+                series: self.names().map(str::to_owned).collect(),
             },
-        };
-        charts.push((suffix, chart));
+        }
     }
-    let notes = vec![
-        "*pair*: two devices, each with one hardware thread of this machine to itself, which are the halves of one core: they share its memory bandwidth and its multipliers. *two*, *four*: devices of 15 GFLOP/s, that is a share of a core and of what it reads from memory.".to_owned(),
-        "*A token*: from the first token of a text to its last, over how many there are between. *Outside of kernels*: what of it is not in the operations of the device whose kernels worked longest: links, coordination, waiting for a gate or for another device.".to_owned(),
-        "*Bytes*: what all places sent, as the switch between them counted it: frames, headers, TLS, control. A text of one token is made besides the long one, and what that takes is the first token's.".to_owned(),
-        "llama.cpp is built by `testbed/peers/llama-cpp/build` for this processor and driven by the program beside it, at the place of the coordinator; all threads of its servers are under the devices' quotas once weights are placed, ours that multiply. Its products of bf16 round the left side to bf16 where the processor multiplies that; ours keep it in f32.".to_owned(),
-    ];
-    let not_kept = [
-        "A device of a share of a core waits for its gate: 0.2 ms on average in turns of 0.5 ms, each time that it waited for another device. Real devices do not; a plan that exchanges often loses by it here.",
-        "Wake-ups and locks take as long here as on a machine of full speed: a few tens of microseconds.",
-        "Devices share a last-level cache, and memory.",
-    ];
-    publish(record, (NAME, STORY), (tables, notes, charts), &not_kept, output)
 }

@@ -3,24 +3,22 @@
 
 use super::{
     Options,
-    latency::{place, rates as cables, stage},
-    quiet, settle,
+    contest::{self, Bench, Contest, ContestCell, Extent, SAMPLES, Sampled, Turn},
+    open, placing, quiet,
     show::{Shown, axis, publish, shown},
 };
 use crate::{
     bound,
-    driver::{Driver, Placed, Refusal},
+    driver::Placed,
     environment::Environment,
-    health::{self, Watch},
-    instance::{Split, Testbed},
+    instance::Split,
     models,
     plot::{Axis, Chart, Kind, Point, Series},
-    record::{Cell, Outcome, PREDICTED, Record, Verdict},
+    record::{Cell, LATENCY, Outcome, PREDICTED, Record},
     report::{Table, figure},
 };
 use anyhow::{Context, Result, ensure};
 use galaxy_common::{BatchShape, Pooling, Segment, Spread, Strategy, Wanted, WireType};
-use galaxy_model::ModelDir;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
@@ -46,13 +44,6 @@ const TEXTS: &[u32] = &[1, 2, 4, 8, 16, 32, 64];
 const TOKENS: u32 = 64;
 /// The least share of the sum that all devices together should reach.
 const WANTED: f64 = 0.85;
-/// The samples of each cell; below it, how many are taken in a row, and how many are tried for each that
-/// counts.
-const SAMPLES: usize = 4;
-const IN_A_ROW: usize = 2;
-const PATIENCE: usize = 3;
-/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
-const STEADY: f64 = 100.0;
 /// The longest that a batch may take.
 const LIMIT: Duration = Duration::from_secs(600);
 /// The labels of a cell, by name.
@@ -70,37 +61,6 @@ const HALF: &str = "auto-f16";
 const ALONE: &str = "alone-";
 /// The name of the value that is measured: texts per second.
 const RATE: &str = "texts_per_s";
-
-/// The part of the experiment that is run.
-struct Extent {
-    environments: Vec<String>,
-    models: Vec<String>,
-    texts: &'static [u32],
-    tokens: u32,
-    samples: usize,
-}
-
-impl Extent {
-    fn new(options: &Options) -> Self {
-        let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-        let (environments, model, texts, tokens, samples) = match options.smoke {
-            true => (&["B"][..], "tiny-bert", &[1, 4][..], 12, 2),
-            false => (ENVIRONMENTS, MODEL, TEXTS, TOKENS, SAMPLES),
-        };
-        Self {
-            environments: options.environments().unwrap_or_else(|| own(environments)),
-            models: options.models.clone().unwrap_or_else(|| own(&[model])),
-            texts,
-            tokens,
-            samples: options.samples.unwrap_or(samples),
-        }
-    }
-
-    /// The rows of the largest batch: budgets hold for them, whatever batch is planned for.
-    fn rows(&self) -> u32 {
-        self.texts.iter().max().map_or(self.tokens, |most| most * self.tokens)
-    }
-}
 
 /// The side that embeds the texts.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -127,20 +87,16 @@ impl Contender {
     }
 }
 
-fn key(environment: &str, model: &str, side: &str, texts: u32) -> String {
-    format!("{environment}/{model}/{side}/{texts}")
-}
-
 /// Whether a model's own weights are there.
 fn brought(model: &str) -> bool {
     model == MODEL && Path::new(BROUGHT).join("model.safetensors").is_file()
 }
 
-/// The directory of a model: its own, or one with random weights.
-fn directory(cache: &Path, model: &str) -> Result<PathBuf> {
-    let own = brought(model);
-    let path = if own { PathBuf::from(BROUGHT) } else { models::ensure(cache, model)? };
-    path.canonicalize().with_context(|| path.display().to_string())
+/// The experiment, as much of it as is run.
+struct Embed {
+    texts: &'static [u32],
+    /// The tokens of each text.
+    tokens: u32,
 }
 
 /// Runs all cells that are left, and shows the record.
@@ -148,48 +104,19 @@ fn directory(cache: &Path, model: &str) -> Result<PathBuf> {
 /// # Errors
 /// When something fails that is no cell's own outcome. Samples that were taken are kept.
 pub(super) fn run(options: &Options) -> Result<()> {
-    let extent = Extent::new(options);
-    let environments: Vec<Environment> =
-        extent.environments.iter().map(|name| Environment::open(name)).collect::<Result<_>>()?;
+    let (environments, model, texts, tokens, samples) = match options.smoke {
+        true => (&["B"][..], "tiny-bert", &[1, 4][..], 12, 2),
+        false => (ENVIRONMENTS, MODEL, TEXTS, TOKENS, SAMPLES),
+    };
+    let extent = Extent::new(options, environments, &[model], samples)?;
     // Cells themselves say which environments and models there are: more may be added to them.
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
-        "plain": options.plain, "tokens": extent.tokens,
+        "plain": options.plain, "tokens": tokens,
     });
-    let path = options.output.join(NAME).join(format!("{NAME}.json"));
-    let wanted = Record::new(NAME, options.loopback, settings)?;
-    let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
-    for environment in environments {
-        unchanged(&record, &environment)?;
-        let open = |model: &&String| {
-            let sides = Contender::all(&environment);
-            let keys = sides.iter().flat_map(|side| {
-                let of = |&n: &u32| key(&environment.name, model, &side.name(&environment), n);
-                extent.texts.iter().map(of).collect::<Vec<_>>()
-            });
-            keys.into_iter().any(|key| !done(&record, &key, extent.samples))
-        };
-        let left: Vec<&String> = extent.models.iter().filter(open).collect();
-        if left.is_empty() {
-            continue;
-        }
-        for model in &left {
-            directory(&options.cache, model)?;
-        }
-        let name = options.testbed.as_deref().unwrap_or(NAME);
-        let mut up = Testbed::anew(environment, name, options.loopback, &options.cache)?;
-        for model in left {
-            let (extent, path) = (&extent, path.as_path());
-            Turns { extent, options, testbed: &mut up, path, model }.run(&mut record)?;
-        }
-        up.down()?;
-    }
-    record.save(&path)?;
-    publish(&record, (NAME, STORY), show(&record), NOT_KEPT, &options.output)
-}
-
-fn done(record: &Record, key: &str, samples: usize) -> bool {
-    record.cells.iter().any(|cell| cell.key == key && cell.done(samples))
+    let mut file = open(NAME, options, settings)?;
+    contest::run(&Embed { texts, tokens }, &extent, options, &mut file)?;
+    publish(&file, (NAME, STORY), show(&file), NOT_KEPT, &options.output)
 }
 
 /// A digest that differs for another text of an environment.
@@ -197,103 +124,72 @@ fn digest(environment: &Environment) -> String {
     blake3::hash(environment.source().as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// Checks that an environment is as it was when cells of it were measured.
-fn unchanged(record: &Record, environment: &Environment) -> Result<()> {
-    let of = |cell: &&Cell| cell.labels.get(ENVIRONMENT) == Some(&environment.name);
-    let source = digest(environment);
-    let same = |cell: &Cell| cell.labels.get(SOURCE) == Some(&source);
-    ensure!(
-        record.cells.iter().filter(of).all(same),
-        "environment {} is another than it was when cells of it were measured: start anew with --fresh",
-        environment.name
-    );
-    Ok(())
-}
+impl Contest for Embed {
+    /// A side, and the number of texts.
+    type Contender = (Contender, u32);
+    type Kept = ();
 
-/// The turns of all sides, with one model on one testbed.
-struct Turns<'a> {
-    extent: &'a Extent,
-    options: &'a Options,
-    testbed: &'a mut Testbed,
-    path: &'a Path,
-    model: &'a str,
-}
+    fn name(&self) -> &'static str {
+        NAME
+    }
 
-impl Turns<'_> {
-    fn run(&mut self, record: &mut Record) -> Result<()> {
-        let path = directory(&self.options.cache, self.model)?;
-        let model = Arc::new(ModelDir::open(&path)?);
-        let served = path.parent().context("a model is in a directory")?;
-        self.testbed.start_workers(served, self.options.plain, None)?;
-        let stage = stage(self.testbed)?;
-        let ballast = self.testbed.ballast()?;
-        let sides = Contender::all(&self.testbed.environment);
-        let mut tried: BTreeMap<String, usize> = BTreeMap::new();
-        loop {
-            let (mut open, mut settled) = (false, None);
-            for &texts in self.extent.texts {
-                for side in &sides {
-                    let name = side.name(&self.testbed.environment);
-                    let key = key(&self.testbed.environment.name, self.model, &name, texts);
-                    let tried = tried.entry(key.clone()).or_default();
-                    let wanted = self.extent.samples;
-                    if done(record, &key, wanted) || *tried >= wanted * PATIENCE {
-                        continue;
-                    }
-                    if settled != Some(texts) {
-                        settle(self.testbed, self.options, record, None)?;
-                        settled = Some(texts);
-                    }
-                    open = true;
-                    *tried += IN_A_ROW;
-                    self.label(record, &key, &name, texts);
-                    let outcome = self.turn(&stage, &model, (side, texts), &key, record);
-                    if let Some(outcome) = outcome.with_context(|| key.clone())? {
-                        eprintln!("{key}: {outcome}");
-                        record.cell(&key, &[]).outcome = outcome;
-                    }
-                    record.save(self.path)?;
-                }
-            }
-            if !open {
-                break;
-            }
-        }
-        drop((stage, ballast));
-        self.testbed.stop_workers()?;
+    fn cells(&self, environment: &Environment, model: &str) -> Vec<ContestCell<Self::Contender>> {
+        let sides = Contender::all(environment);
+        let both = self.texts.iter().flat_map(|texts| sides.iter().map(move |side| (side, *texts)));
+        let cell = |(side, texts): (&Contender, u32)| {
+            let name = side.name(environment);
+            let mut cell = ContestCell::of(&environment.name, model, &name, (side.clone(), texts));
+            cell.key += &format!("/{texts}");
+            let weights = if brought(model) { "its own" } else { "random, in its shape" };
+            cell.labels.extend([
+                (SOURCE, digest(environment)),
+                (COUNT, texts.to_string()),
+                (WEIGHTS, weights.to_owned()),
+            ]);
+            cell
+        };
+        both.map(cell).collect()
+    }
+
+    /// The directory of a model: its own, or one with random weights.
+    fn directory(&self, cache: &Path, model: &str) -> Result<PathBuf> {
+        let own = brought(model);
+        let path = if own { PathBuf::from(BROUGHT) } else { models::ensure(cache, model)? };
+        path.canonicalize().with_context(|| path.display().to_string())
+    }
+
+    /// Checks that an environment is as it was when cells of it were measured.
+    fn check(&self, record: &Record, environment: &Environment) -> Result<()> {
+        let of = |cell: &&Cell| cell.labels.get(ENVIRONMENT) == Some(&environment.name);
+        let source = digest(environment);
+        let same = |cell: &Cell| cell.labels.get(SOURCE) == Some(&source);
+        ensure!(
+            record.cells.iter().filter(of).all(same),
+            "environment {} is another than it was when cells of it were measured: start anew with --fresh",
+            environment.name
+        );
         Ok(())
     }
 
-    /// Sets the labels of a cell.
-    fn label(&self, record: &mut Record, key: &str, side: &str, texts: u32) {
-        let environment = &self.testbed.environment;
-        let (source, texts) = (digest(environment), texts.to_string());
-        let labels = [
-            (ENVIRONMENT, environment.name.as_str()),
-            (SOURCE, source.as_str()),
-            (OF, self.model),
-            (WHO, side),
-            (COUNT, texts.as_str()),
-            (WEIGHTS, if brought(self.model) { "its own" } else { "random, in its shape" }),
-        ];
-        record.cell(key, &labels);
+    /// The shares are mended before each number of texts.
+    fn settles(&self, (_, texts): &Self::Contender, before: Option<&Self::Contender>) -> bool {
+        before.is_none_or(|(_, before)| before != texts)
     }
 
-    /// Places the model, and takes a few samples. Returns an outcome where there is no such plan.
     fn turn(
         &self,
-        stage: &Driver,
-        model: &Arc<ModelDir>,
-        (side, texts): (&Contender, u32),
-        key: &str,
-        record: &mut Record,
-    ) -> Result<Option<Outcome>> {
-        let tokens = self.extent.tokens;
+        bench: &Bench<'_>,
+        (side, texts): &Self::Contender,
+        (): &mut (),
+        turn: &mut Turn<'_>,
+    ) -> Result<Outcome> {
+        let (texts, tokens) = (*texts, self.tokens);
         let strategy = match side {
             Contender::Auto | Contender::Half => Strategy::Auto,
             Contender::Alone(_) => Strategy::Local,
         };
-        let mut cluster = self.testbed.cluster(model.path(), strategy, Split::Profiles { tokens });
+        let split = Split::Profiles { tokens };
+        let mut cluster = bench.cluster(strategy, split, bench.options.plain)?;
         if let Contender::Alone(at) = side {
             let own = cluster.devices.swap_remove(*at);
             cluster.devices = vec![own];
@@ -301,20 +197,14 @@ impl Turns<'_> {
         if *side == Contender::Half {
             cluster.wire = Some(WireType::F16);
         }
-        cluster.plain = self.options.plain;
-        cluster.drift = STEADY;
         cluster.texts = texts;
-        cluster.max_rows = self.extent.rows();
-        let mut placed = match place(self.testbed, self.options.smoke, stage, cluster, model)? {
+        // Budgets hold for the rows of the largest batch, whatever batch is planned for.
+        cluster.max_rows = self.texts.iter().max().map_or(tokens, |most| most * tokens);
+        let mut placed = match bench.place(cluster)? {
             Ok(placed) => placed,
-            Err(Refusal::Memory { device, needs, grants }) => {
-                let (device, needs) = (device.to_string(), Some(needs));
-                return Ok(Some(Outcome::OutOfMemory { device, needs, grants }));
-            }
-            Err(Refusal::Plan(why)) => return Ok(Some(Outcome::Refused { why })),
+            Err(outcome) => return Ok(outcome),
         };
-        self.testbed.hold(placed.plan().ring.iter().map(|device| device.name.as_str()))?;
-        let cell = record.cell(key, &[]);
+        let cell = turn.cell();
         if let Some(predicted) = placed.predicted() {
             let predicted = predicted.as_secs_f64() * 1e3;
             let before = cell.facts.insert(PREDICTED.to_owned(), predicted);
@@ -330,56 +220,29 @@ impl Turns<'_> {
         let ids: Arc<[u32]> = (0..texts * tokens).map(|i| 3 + i * 7 % 900).collect();
         // The first batch of a placement lowers, fills caches and wakes links.
         placed.execute(&shape, &ids, LIMIT)?;
-        for _ in 0..IN_A_ROW {
-            let (values, verdict) = self.sample(&mut placed, &shape, &ids)?;
-            match &verdict {
-                Verdict::Valid => eprintln!("{key}: {:.1} texts/s", values[RATE]),
-                Verdict::Invalid { reasons } => {
-                    eprintln!("{key}: does not count: {}", reasons.join("; "));
-                }
-            }
-            let cell = record.cell(key, &[]);
-            cell.add(values, verdict);
-            cell.bound = bound::of(cell);
-            record.save(self.path)?;
-            if done(record, key, self.extent.samples) {
-                break;
-            }
-        }
-        Ok(None)
+        turn.take(
+            |_| sample(bench, &mut placed, &shape, &ids),
+            |cell| cell.bound = bound::of(cell),
+        )?;
+        Ok(Outcome::Measured)
     }
+}
 
-    fn sample(
-        &self,
-        placed: &mut Placed<'_>,
-        shape: &BatchShape,
-        ids: &Arc<[u32]>,
-    ) -> Result<(BTreeMap<String, f64>, Verdict)> {
-        quiet(self.options)?;
-        let count = self.testbed.environment.devices.len();
-        let used = || -> Result<u64> {
-            let devices = (0..count).map(|i| Ok(self.testbed.usage(i)?.total_ns));
-            Ok(devices.sum::<Result<u64>>()? + self.testbed.overhead())
-        };
-        let (before, watch) = (used()?, Watch::start()?);
-        let run = placed.execute(shape, ids, LIMIT)?;
-        let health = watch.finish(used()?.saturating_sub(before))?;
-        let took = run.took.as_secs_f64();
-        let texts = shape.segments().len() as f64;
-        let mut values = BTreeMap::from([
-            ("latency_ms".to_owned(), took * 1e3),
-            (RATE.to_owned(), texts / took),
-        ]);
-        values.extend(health.values());
-        let observation = placed.observe(run, shape)?;
-        values.extend(bound::parts(&observation, &cables(self.testbed, &observation)));
-        // On loopback and in smoke runs nothing is compared, and every sample counts.
-        let verdict = match self.testbed.loopback || self.options.smoke {
-            true => Verdict::Valid,
-            false => health::judge(&health, &[]),
-        };
-        Ok((values, verdict))
-    }
+fn sample(
+    bench: &Bench<'_>,
+    placed: &mut Placed<'_>,
+    shape: &BatchShape,
+    ids: &Arc<[u32]>,
+) -> Result<Sampled> {
+    quiet(bench.options)?;
+    let (run, used) = bench.watched(|| 0, || placed.execute(shape, ids, LIMIT))?;
+    let took = run.took.as_secs_f64();
+    let rate = shape.segments().len() as f64 / took;
+    let mut values = BTreeMap::from([(LATENCY.to_owned(), took * 1e3), (RATE.to_owned(), rate)]);
+    values.extend(used.health.values());
+    let observation = placed.observe(run, shape)?;
+    values.extend(bound::parts(&observation, &placing::rates(bench.testbed, &observation)));
+    Ok((values, bench.judge(&used.health, &[]), format!("{rate:.1} texts/s")))
 }
 
 const NOT_KEPT: &[&str] = &[
@@ -483,7 +346,7 @@ fn show(record: &Record) -> Shown {
                 found.texts.to_string(),
                 label(found.together, WEIGHTS).to_owned(),
                 label(found.together, PLAN).to_owned(),
-                figure(found.together, "latency_ms"),
+                figure(found.together, LATENCY),
                 shown(found.together.bound.as_ref().map_or(f64::NAN, |bound| bound.ms), 1),
                 shown(found.together.facts.get(PREDICTED).copied().unwrap_or(f64::NAN), 1),
                 shown(found.together.spread(RATE).median, 2),

@@ -5,13 +5,13 @@ mod device;
 mod others;
 mod pages;
 
-use super::Options;
+use super::{Options, open};
 use crate::{
     cgroup::{self, DiskLimit, Group, Limits},
     health::{self, Watch},
     models,
     reader::{ReaderCommand, RequestCost},
-    record::{Outcome, Record, Verdict},
+    record::{Outcome, Record, RecordFile, Verdict},
 };
 use anyhow::{Context, Result, ensure};
 use device::{Device, forget};
@@ -336,15 +336,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         "samples": samples, "rows": [ROWS, LONG], "made": MADE, "piece": Streaming::PIECE,
         "ratio": RATIO,
     });
-    let directory = options.output.join(NAME);
-    let path = directory.join(format!("{NAME}.json"));
-    let wanted = Record::new(NAME, options.loopback, settings)?;
-    let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
+    let mut record = open(NAME, options, settings)?;
     for (name, part) in &models {
         let model = models::ensure(&options.cache, name)?.canonicalize()?;
-        let open = |rows| Case::open(name, &model, rows);
-        let case = open(ROWS)?;
-        let bench = Bench { options, case: &case, path: &path };
+        let case = Case::open(name, &model, ROWS)?;
+        let bench = Bench { options, case: &case };
         if *part == Subset::Requests || few {
             bench.requests(&mut record)?;
         }
@@ -356,16 +352,16 @@ pub(super) fn run(options: &Options) -> Result<()> {
         if *part == Subset::All && !few && matches!(case.ask, ReaderCommand::Run(_)) {
             bench.loaders(&mut record)?;
             if case.spec.patches.is_none() {
-                let case = open(LONG)?;
+                let case = Case::open(name, &model, LONG)?;
                 let bench = Bench { case: &case, ..bench };
                 bench.in_turns(&POLICIES.map(|p| (Disk::Long, p)), samples, &mut record)?;
             }
         }
         if *part == Subset::Large && !few {
-            others::together(options, &case, &path, &mut record)?;
+            others::together(options, &case, &mut record)?;
         }
     }
-    record.save(&path)?;
+    record.save()?;
     pages::show(&record, &options.output)
 }
 
@@ -373,7 +369,6 @@ pub(super) fn run(options: &Options) -> Result<()> {
 struct Bench<'a> {
     options: &'a Options,
     case: &'a Case,
-    path: &'a Path,
 }
 
 impl Bench<'_> {
@@ -414,7 +409,7 @@ impl Bench<'_> {
         &self,
         cells: &[(Disk, Policy)],
         samples: usize,
-        record: &mut Record,
+        record: &mut RecordFile,
     ) -> Result<()> {
         for of_one in cells.chunk_by(|(one, _), (other, _)| one == other) {
             for wanted in 1..=samples {
@@ -427,7 +422,13 @@ impl Bench<'_> {
     }
 
     /// Takes samples of a cell until `wanted` of them count.
-    fn cell(&self, disk: Disk, policy: Policy, wanted: usize, record: &mut Record) -> Result<()> {
+    fn cell(
+        &self,
+        disk: Disk,
+        policy: Policy,
+        wanted: usize,
+        record: &mut RecordFile,
+    ) -> Result<()> {
         let key = key(disk, &self.case.name, policy);
         let (policy_name, rate) = (policy.name(), self.rate(disk, record));
         let labels =
@@ -483,7 +484,7 @@ impl Bench<'_> {
                 cell.facts.insert("choice_agents".to_owned(), f64::from(choice.1));
             }
             let done = cell.done(wanted);
-            record.save(self.path)?;
+            record.save()?;
             if done {
                 break;
             }

@@ -1,6 +1,6 @@
 //! Shows an experiment's results: tables, plots, and notes on them.
 
-use super::{Experiment, Options, View, latency::key};
+use super::{Experiment, Options, View, contest::key};
 use crate::{
     plot::{self, Axis, Bar, Chart, Group, Kind, Point, Series},
     record::{Cell, Outcome, Record},
@@ -132,7 +132,7 @@ pub(super) fn fact(cell: &Cell, name: &str) -> f64 {
 
 impl Found<'_> {
     pub(super) fn cell(&self, environment: &str, model: &str, variant: &str) -> Option<&Cell> {
-        let key = key(environment, model, variant, None);
+        let key = key(environment, model, variant);
         self.record.cells.iter().find(|cell| cell.key == key)
     }
 

@@ -3,6 +3,8 @@
 
 use super::{
     Options,
+    contest::{ContestCell, rounds},
+    open,
     show::{publish, shown},
 };
 use crate::{
@@ -10,7 +12,7 @@ use crate::{
     network::{self, Link, Network, NetworkGuard, NetworkNode},
     plot::{Axis, Chart, Kind, Point, Series},
     processes::{Keys, Process, listening, worker_command},
-    record::{Cell, Outcome, Record, Verdict},
+    record::{Cell, Outcome, PREDICTED, Record, RecordFile, Verdict},
     report::{Table, figure},
 };
 use anyhow::{Context, Result};
@@ -51,9 +53,8 @@ const MEMORY_RATE: f64 = 12.0;
 /// bulks took beyond short ones: both have a handshake and round trips.
 const SHORT: u32 = 20;
 const LONG: u32 = 1000;
-/// The samples of each cell; below it, how many are tried for each that counts.
+/// The samples of each cell.
 const SAMPLES: usize = 3;
-const PATIENCE: usize = 3;
 /// The share of the machine above which processes other than the workers disturb a sample.
 const OTHERS: f64 = 0.10;
 /// The share of the machine that its host may take.
@@ -133,24 +134,24 @@ pub(super) fn run(options: &Options) -> Result<()> {
         "smoke": options.smoke, "bulks_ms": [SHORT, LONG], "model": MODEL, "tokens": TOKENS,
         "gflops": GFLOPS, "others_at_most": OTHERS,
     });
-    let directory = options.output.join(NAME);
-    let path = directory.join(format!("{NAME}.json"));
-    let wanted = Record::new(NAME, options.loopback, settings)?;
-    let mut record = Record::open_or_new(&path, wanted, options.fresh)?;
+    let mut file = open(NAME, options, settings)?;
     let work = tempfile::tempdir()?;
     let keys = Keys::create(work.path())?;
     for condition in conditions {
-        let left = LINKS.iter().any(|link| !record.cell(&key(condition, *link), &[]).done(samples));
-        if left {
+        let cells = LINKS.map(|link| {
+            let key = key(condition, link);
+            ContestCell { key, labels: Vec::new(), contender: link }
+        });
+        if cells.iter().any(|cell| !file.done(&cell.key, samples)) {
             let lab = Lab::up(condition, options, &keys, work.path())?;
-            lab.measure(condition, samples, options.smoke, &mut record, &path).with_context(
-                || format!("{}; the workers said:\n{}", condition.name, lab.said()),
-            )?;
+            lab.measure(&cells, samples, options.smoke, &mut file).with_context(|| {
+                format!("{}; the workers said:\n{}", condition.name, lab.said())
+            })?;
         }
     }
-    predict(conditions, options, &mut record)?;
-    record.save(&path)?;
-    show(conditions, &record, &options.output)
+    predict(conditions, options, &mut file)?;
+    file.save()?;
+    show(conditions, &file, &options.output)
 }
 
 /// Two workers and the link between them.
@@ -204,61 +205,42 @@ impl Lab {
         self.workers.iter().map(Process::output).collect()
     }
 
+    /// Calls `call` at a place of the network.
+    fn inside<T: Send>(&self, place: usize, call: impl FnOnce() -> T + Send) -> Result<T> {
+        match &self.network {
+            Some(network) => network.inside(place, call),
+            None => Ok(call()),
+        }
+    }
+
+    /// Lets the types of links take turns, a sample each.
     fn measure(
         &self,
-        condition: &Condition,
+        cells: &[ContestCell<LinkType>],
         samples: usize,
         all_count: bool,
-        record: &mut Record,
-        path: &Path,
+        file: &mut RecordFile,
     ) -> Result<()> {
-        let control = match &self.network {
-            Some(network) => network.inside(0, congestion_control)?,
-            None => congestion_control(),
-        };
-        let mut take = || {
+        let control = self.inside(0, congestion_control)?;
+        self.inside(DESK, || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async {
-                let desk = ProbeClient::sit(self).await?;
-                for tried in 0..samples * PATIENCE {
-                    let mut open = false;
-                    // The types of links take turns: what changes about the machine changes for all of them.
-                    for link in LINKS {
-                        let key = key(condition, link);
-                        if record.cell(&key, &[]).done(samples) {
-                            continue;
-                        }
-                        open = true;
-                        let (values, verdict) = match desk.sample(self, link).await {
-                            Ok(taken) => taken,
-                            // The packets that open a link may be lost on it, too.
-                            Err(error) => {
-                                eprintln!("{key}, attempt {}: {error:#}", tried + 1);
-                                if tried + 1 == samples * PATIENCE {
-                                    let error = format!("{error:#}");
-                                    record.cell(&key, &[]).outcome = Outcome::Failed { error };
-                                }
-                                continue;
-                            }
-                        };
-                        let verdict = if all_count { Verdict::Valid } else { verdict };
-                        eprintln!("{key}, attempt {}: {values:.2?} {verdict:?}", tried + 1);
-                        let cell = record.cell(&key, &[]);
-                        cell.labels.insert(CONTROL.to_owned(), control.clone());
-                        cell.add(values, verdict);
-                        record.save(path)?;
-                    }
-                    if !open {
-                        break;
-                    }
+            let desk = runtime.block_on(ProbeClient::sit(self))?;
+            let sample = |link, cell: &mut Cell| {
+                let (values, verdict) = runtime.block_on(desk.sample(self, link))?;
+                cell.labels.insert(CONTROL.to_owned(), control.clone());
+                let told = format!("{values:.2?}");
+                Ok((values, if all_count { Verdict::Valid } else { verdict }, told))
+            };
+            rounds(file, (samples, 1), cells, |link, _, turn| {
+                match turn.take(|cell| sample(*link, cell), |_| ()) {
+                    // The packets that open a link may be lost on it, too.
+                    Err(error) if !turn.last => eprintln!("{}: {error:#}", turn.key),
+                    Err(error) => return Ok(Outcome::Failed { error: format!("{error:#}") }),
+                    Ok(()) => {}
                 }
-                Ok(())
+                Ok(Outcome::Measured)
             })
-        };
-        match &self.network {
-            Some(network) => network.inside(DESK, take)?,
-            None => take(),
-        }
+        })?
     }
 
     /// The processor time of both workers so far, in ns.
@@ -432,7 +414,7 @@ fn predict(conditions: &[Condition], options: &Options, record: &mut Record) -> 
                 workload: &workload,
                 allowed: &allowed,
             })?;
-            cell.facts.insert("predicted_ms".to_owned(), planned.prediction.latency / 1e6);
+            cell.facts.insert(PREDICTED.to_owned(), planned.prediction.latency / 1e6);
             cell.labels.insert("plan".to_owned(), planned.what);
         }
     }
@@ -472,7 +454,7 @@ fn show(conditions: &[Condition], record: &Record, output: &Path) -> Result<()> 
     for condition in conditions {
         let predicted = LINKS.map(|link| {
             let cell = find(record, condition, link);
-            cell.and_then(|cell| cell.facts.get("predicted_ms")).copied().unwrap_or(f64::NAN)
+            cell.and_then(|cell| cell.facts.get(PREDICTED)).copied().unwrap_or(f64::NAN)
         });
         let best = |of: &[usize]| {
             let least = of.iter().min_by(|a, b| predicted[**a].total_cmp(&predicted[**b]));

@@ -6,14 +6,12 @@ use super::{
     device::{Device, forget},
 };
 use crate::{
+    driver::Driver,
     environment::Environment,
-    experiment::{
-        Options,
-        latency::{place, stage},
-    },
+    experiment::{Options, placing::place},
     instance::{Split, Testbed},
     reader::ReaderCommand,
-    record::{Outcome, Record, Verdict},
+    record::{Outcome, RecordFile, Verdict},
 };
 use anyhow::{Context, Result, bail, ensure};
 use galaxy_common::Strategy;
@@ -35,8 +33,6 @@ const TURNS: usize = 5;
 const BLOCK: u64 = 2 << 20;
 /// The environment whose devices together cannot hold the model.
 const ENVIRONMENT: &str = "three";
-/// A margin of drift that no device exceeds, so that the plan does not change while an experiment runs.
-const STEADY: f64 = 100.0;
 
 /// The first part of the keys of cells with requests in a row.
 pub(super) const MANY: &str = "requests";
@@ -47,7 +43,7 @@ pub(super) const TOGETHER: &str = "together";
 
 impl Bench<'_> {
     /// Takes many requests in a row, by every policy whose memory is bounded.
-    pub(super) fn requests(&self, record: &mut Record) -> Result<()> {
+    pub(super) fn requests(&self, record: &mut RecordFile) -> Result<()> {
         let (count, samples) = if self.options.smoke { (20, 2) } else { (REQUESTS, 1) };
         let rows = match self.case.ask {
             ReaderCommand::Run(rows) => rows,
@@ -71,14 +67,14 @@ impl Bench<'_> {
                 cell.facts.insert("requests".to_owned(), f64::from(count));
                 // Only memory is of interest: it does not matter what else ran.
                 cell.add(values, Verdict::Valid);
-                record.save(self.path)?;
+                record.save()?;
             }
         }
         Ok(())
     }
 
     /// Measures the loaders alone, in turns with `fio` on the same file.
-    pub(super) fn loaders(&self, record: &mut Record) -> Result<()> {
+    pub(super) fn loaders(&self, record: &mut RecordFile) -> Result<()> {
         if Command::new("fio").arg("--version").output().is_err() {
             eprintln!("without fio: its package is called so");
             return Ok(());
@@ -109,7 +105,7 @@ impl Bench<'_> {
                 ]);
                 values.extend(health.values());
                 record.cell(&key, &labels).add(values, Verdict::Valid);
-                record.save(self.path)?;
+                record.save()?;
             }
         }
         Ok(())
@@ -145,12 +141,7 @@ fn fio(file: &Path, jobs: u16) -> Result<f64> {
 
 /// Runs the model over devices whose memory together does not hold it: whether they generate the same tokens
 /// as one device that holds all, and how long that takes.
-pub(super) fn together(
-    options: &Options,
-    case: &Case,
-    path: &Path,
-    record: &mut Record,
-) -> Result<()> {
+pub(super) fn together(options: &Options, case: &Case, record: &mut RecordFile) -> Result<()> {
     let key = format!("{TOGETHER}/{}/{ENVIRONMENT}", case.name);
     let labels = [("disk", TOGETHER), ("model", case.name.as_str()), ("policy", ENVIRONMENT)];
     if record.cell(&key, &labels).done(1) {
@@ -168,10 +159,10 @@ pub(super) fn together(
     record.calibrations.insert(ENVIRONMENT.to_owned(), up.calibration.clone());
     let caches = options.cache.canonicalize()?.join("caches");
     up.start_workers(&options.cache.canonicalize()?, options.plain, Some(&caches))?;
-    let stage = stage(&up)?;
+    let stage = Driver::new(&up)?;
     let model = Arc::new(ModelDir::open(&case.path)?);
     let mut cluster = up.cluster(model.path(), Strategy::Auto, Split::Profiles { tokens: MADE.0 });
-    (cluster.drift, cluster.max_rows) = (STEADY, 64);
+    cluster.max_rows = 64;
     (cluster.kv_cache_tokens, cluster.generate) = (Some(64), Some(MADE.1));
     eprintln!("{key}: shards are written");
     let begun = Instant::now();
@@ -181,7 +172,6 @@ pub(super) fn together(
     };
     let placing = begun.elapsed().as_secs_f64();
     let plan = placed.plan();
-    up.hold(plan.ring.iter().map(|device| device.name.as_str()))?;
     let mut values = BTreeMap::from([("placing_s".to_owned(), placing)]);
     for device in &plan.ring {
         let (read, kept) = galaxy_planner::stream::read_and_kept(&case.spec, &case.formats, device);
@@ -222,7 +212,7 @@ pub(super) fn together(
             cell.outcome = Outcome::Failed { error };
         }
     }
-    record.save(path)?;
+    record.save()?;
     // The shards are two copies of the largest model: the next run writes its own.
     std::fs::remove_dir_all(&caches)?;
     Ok(())

@@ -2,12 +2,15 @@
 
 use super::{
     ABOUT, Contender, GALAXY, GALAXY_TLS, KEPT, MEGATRON, NAME, PLAN, RESULT, SEQUENCE, SIDES,
-    SINGLE, WEIGHTS, key,
+    SINGLE, WEIGHTS,
 };
 use crate::{
-    experiment::show::{axis, bar, groups, publish, shown},
+    experiment::{
+        contest::key,
+        show::{axis, bar, groups, publish, shown},
+    },
     plot::{Axis, Chart, Group, Kind},
-    record::{Cell, Record},
+    record::{Cell, LATENCY, Record},
     report::{Table, figure},
 };
 use anyhow::Result;
@@ -19,7 +22,6 @@ const STORY: &str = "One text, and the mean of its last hidden states: by PyTorc
 /// The least ratio of Megatron-style PyTorch's latency to ours, on equal boards.
 const WANTED: f64 = 1.3;
 const EQUAL_BOARDS: [&str; 3] = ["A", "B", "C"];
-const LATENCY: &str = "latency_ms";
 
 /// The properties of real devices that the emulation does not keep.
 const NOT_KEPT: &[&str] = &[
@@ -37,7 +39,7 @@ struct ModelCells<'a> {
 
 impl ModelCells<'_> {
     fn cell(&self, side: Contender) -> Option<&Cell> {
-        let key = key(self.environment, self.model, side);
+        let key = key(self.environment, self.model, side.name());
         self.record.cells.iter().find(|cell| cell.key == key)
     }
 
@@ -248,7 +250,7 @@ mod tests {
     fn record(cells: &[(Contender, f64, &str)]) -> Record {
         let mut record = Record::new(NAME, true, ()).unwrap();
         for (side, ms, result) in cells {
-            let cell = record.cell(&key("A", "bert", *side), &[]);
+            let cell = record.cell(&key("A", "bert", side.name()), &[]);
             cell.labels.insert(RESULT.to_owned(), (*result).to_owned());
             cell.add(BTreeMap::from([(LATENCY.to_owned(), *ms)]), Verdict::Valid);
         }
@@ -274,7 +276,7 @@ mod tests {
         // A cell without figures is in no ratio.
         let why = Outcome::Refused { why: "so".into() };
         for side in [MEGATRON, SEQUENCE] {
-            let cell = record.cell(&key("A", "bert", side), &[]);
+            let cell = record.cell(&key("A", "bert", side.name()), &[]);
             (cell.outcome, cell.samples) = (why.clone(), Vec::new());
         }
         let found = ModelCells { record: &record, environment: "A", model: "bert" };

@@ -62,7 +62,11 @@ fn has(command: &Command, option: &str) -> bool {
 fn sources(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let (directories, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    let files = files.into_iter().filter(|path| !path.ends_with("messages.rs"));
+    // What no command shows, and what any may show, of its own options.
+    let others = ["main.rs", "lib.rs", "hub.rs", "openai.rs", "hub", "openai", "messages.rs"];
+    let other = |path: &PathBuf| others.iter().any(|other| path.ends_with(other));
+    let files = files.into_iter().filter(|path| !other(path));
+    let directories: Vec<PathBuf> = directories.into_iter().filter(|path| !other(path)).collect();
     directories.iter().flat_map(|directory| sources(directory)).chain(files).collect()
 }
 

@@ -27,7 +27,7 @@ impl BlockTables {
 
     /// A table for a sequence of so many rows: the blocks that it has, and as many more as it needs. None where
     /// there are not so many; then it keeps what it has.
-    pub fn take(&mut self, slot: u32, rows: u32) -> Option<Arc<[u32]>> {
+    pub fn allocate(&mut self, slot: u32, rows: u32) -> Option<Arc<[u32]>> {
         let wanted = rows.div_ceil(Cache::BLOCK) as usize;
         let table = self.tables.get(&slot).cloned().unwrap_or_default();
         if wanted > table.len() {
@@ -44,7 +44,7 @@ impl BlockTables {
         let table = self.tables.get(&of).cloned().unwrap_or_default();
         let shared = &table[..blocks.min(table.len())];
         shared.iter().for_each(|block| self.users[*block as usize] += 1);
-        self.give(slot);
+        self.release(slot);
         self.tables.insert(slot, shared.into());
     }
 
@@ -67,7 +67,7 @@ impl BlockTables {
     }
 
     /// Takes back the blocks of a sequence.
-    pub fn give(&mut self, slot: u32) {
+    pub fn release(&mut self, slot: u32) {
         self.keep(slot, 0);
     }
 
@@ -102,32 +102,32 @@ mod tests {
     fn blocks_are_taken_once_and_come_back() {
         let mut tables =
             BlockTables::new(Cache { rows: 5 * Cache::BLOCK + 7, values: CacheType::F32 });
-        assert_eq!(tables.take(3, 1).as_deref(), Some(&[0][..]));
-        assert_eq!(tables.take(8, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
+        assert_eq!(tables.allocate(3, 1).as_deref(), Some(&[0][..]));
+        assert_eq!(tables.allocate(8, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
         // The first has its block still, and another behind it.
-        assert_eq!(tables.take(3, Cache::BLOCK + 1).as_deref(), Some(&[0, 3][..]));
-        assert_eq!(tables.take(3, 7).as_deref(), Some(&[0, 3][..]));
-        assert_eq!(tables.take(9, 2 * Cache::BLOCK), None);
+        assert_eq!(tables.allocate(3, Cache::BLOCK + 1).as_deref(), Some(&[0, 3][..]));
+        assert_eq!(tables.allocate(3, 7).as_deref(), Some(&[0, 3][..]));
+        assert_eq!(tables.allocate(9, 2 * Cache::BLOCK), None);
         assert_eq!(tables.free(), 1);
-        tables.give(8);
-        tables.give(8);
+        tables.release(8);
+        tables.release(8);
         assert_eq!((tables.free(), tables.held(3), tables.held(8)), (3, 2, 0));
         tables.keep(3, 1);
         tables.keep(3, 5);
         assert_eq!((tables.free(), tables.held(3)), (4, 1));
-        assert_eq!(tables.take(3, 2 * Cache::BLOCK).as_deref(), Some(&[0, 3][..]));
-        assert_eq!(tables.take(9, 3 * Cache::BLOCK).as_deref(), Some(&[1, 2, 4][..]));
-        assert_eq!(tables.take(10, 0).as_deref(), Some(&[][..]));
-        assert_eq!(tables.take(11, 1), None);
+        assert_eq!(tables.allocate(3, 2 * Cache::BLOCK).as_deref(), Some(&[0, 3][..]));
+        assert_eq!(tables.allocate(9, 3 * Cache::BLOCK).as_deref(), Some(&[1, 2, 4][..]));
+        assert_eq!(tables.allocate(10, 0).as_deref(), Some(&[][..]));
+        assert_eq!(tables.allocate(11, 1), None);
         // What two have is free when both have given it back.
         tables.share(12, 9, 2);
-        assert_eq!(tables.take(12, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
+        assert_eq!(tables.allocate(12, 2 * Cache::BLOCK).as_deref(), Some(&[1, 2][..]));
         assert_eq!((tables.only_of([9].into_iter()), tables.only_of([9, 12].into_iter())), (1, 3));
-        tables.give(9);
+        tables.release(9);
         assert_eq!(tables.free(), 1);
         tables.keep(12, 1);
         assert_eq!(tables.free(), 2);
-        tables.give(12);
+        tables.release(12);
         assert_eq!(tables.free(), 3);
     }
 }

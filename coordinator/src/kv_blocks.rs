@@ -1,5 +1,5 @@
-//! The blocks of the KV cache that each sequence has, and the rows of ended sequences that are still cached: the prefix
-//! cache.
+//! KV blocks: those that each sequence has, and the prefix cache, which are the rows of ended sequences that are still
+//! cached.
 //!
 //! Pure: the caller tells the devices what they have to know, in the right order. Blocks have the same numbers on all
 //! devices, and belong to an epoch: when the next one begins, all are free. Sequences that begin alike share whole
@@ -83,7 +83,7 @@ impl KvBlocks {
 
     /// How many blocks no running sequence has: free ones, and those of ended sequences.
     pub fn free(&self) -> u32 {
-        self.room(&self.spared(&[])) as u32
+        self.room(&self.reclaimable(&[])) as u32
     }
 
     /// How many blocks a sequence has.
@@ -91,7 +91,7 @@ impl KvBlocks {
         self.tables.held(slot) as u32
     }
 
-    /// The cached rows with which a sequence of a client begins, of an ended sequence of the same client. One row at
+    /// Looks up the prefix cache: the cached rows with which a sequence of a client begins, of an ended sequence of the same client. One row at
     /// least is computed again, because its logits are not kept. None where there are no such rows, or where their
     /// blocks are needed for the other rows of the sequence.
     pub fn prefix(&self, client: &Who, tokens: &[u32]) -> Option<Prefix> {
@@ -110,7 +110,7 @@ impl KvBlocks {
             let more =
                 (tokens.len() as u32).div_ceil(Cache::BLOCK) - prefix.rows.div_ceil(Cache::BLOCK);
             let more = more as usize;
-            more <= self.tables.free() || more <= self.room(&self.spared(&[prefix.of]))
+            more <= self.tables.free() || more <= self.room(&self.reclaimable(&[prefix.of]))
         };
         let own = self.ended.iter().filter(|ended| ended.client == *client);
         let longest = own.map(of).max_by_key(|prefix| prefix.rows);
@@ -118,20 +118,20 @@ impl KvBlocks {
     }
 
     /// The slots of ended sequences, without those that are `needed`.
-    fn spared(&self, needed: &[u32]) -> Vec<u32> {
+    fn reclaimable(&self, needed: &[u32]) -> Vec<u32> {
         let ended = self.ended.iter().map(|ended| ended.slot);
         ended.filter(|slot| !needed.contains(slot)).collect()
     }
 
     /// How many blocks are free once these ended sequences are given up.
-    fn room(&self, spared: &[u32]) -> usize {
-        self.tables.free() + self.tables.only_of(spared.iter().copied())
+    fn room(&self, reclaimable: &[u32]) -> usize {
+        self.tables.free() + self.tables.only_of(reclaimable.iter().copied())
     }
 
     /// Gives a sequence blocks for `rows` rows; where it begins, the first of them with the rows of `prefix`. Blocks of
     /// ended sequences are taken for that, of the least recently used first, but not of those that are `needed`. None
     /// where there are not enough; then the sequence has what it had.
-    pub fn take(
+    pub fn allocate(
         &mut self,
         slot: u32,
         prefix: Option<Prefix>,
@@ -144,19 +144,19 @@ impl KvBlocks {
         }
         let source = prefix.map(|prefix| prefix.of);
         let needed: Vec<u32> = needed.iter().copied().chain(source).collect();
-        let spared = self.spared(&needed);
+        let reclaimable = self.reclaimable(&needed);
         let more = (rows.div_ceil(Cache::BLOCK)).saturating_sub(self.held(slot)) as usize;
-        if more > self.room(&spared) {
+        if more > self.room(&reclaimable) {
             self.tables.keep(slot, had);
             return None;
         }
         let mut got = Allocation { table: None, before: Vec::new(), after: None };
-        let mut spared = spared.into_iter();
+        let mut reclaimable = reclaimable.into_iter();
         let table = loop {
-            match self.tables.take(slot, rows) {
+            match self.tables.allocate(slot, rows) {
                 Some(table) => break table,
                 None => {
-                    let oldest = spared.next()?;
+                    let oldest = reclaimable.next()?;
                     self.drop_ended(oldest);
                     got.before.push(oldest);
                 }
@@ -187,9 +187,9 @@ impl KvBlocks {
 
     /// Takes back the blocks of a sequence, of which nothing stays cached. False where it had none, so that devices
     /// know nothing of it.
-    pub fn give(&mut self, slot: u32) -> bool {
+    pub fn release(&mut self, slot: u32) -> bool {
         let had = self.held(slot) > 0;
-        self.tables.give(slot);
+        self.tables.release(slot);
         self.announced.remove(&slot);
         had
     }
@@ -198,7 +198,7 @@ impl KvBlocks {
     /// the slots that devices have to forget.
     pub fn end(&mut self, slot: u32, client: Who, tokens: Vec<u32>) -> Vec<u32> {
         if tokens.len() < LEAST {
-            return if self.give(slot) { vec![slot] } else { Vec::new() };
+            return if self.release(slot) { vec![slot] } else { Vec::new() };
         }
         // An ended sequence with which this one begins is of no more use.
         let covered = |ended: &Ended| ended.client == client && tokens.starts_with(&ended.tokens);
@@ -217,7 +217,7 @@ impl KvBlocks {
 
     fn drop_ended(&mut self, slot: u32) {
         self.ended.retain(|ended| ended.slot != slot);
-        self.give(slot);
+        self.release(slot);
     }
 }
 
@@ -246,16 +246,20 @@ mod tests {
     #[test]
     fn the_next_turn_finds_all_rows_of_the_last() {
         let mut kv = blocks(6);
-        assert_eq!(table(kv.take(1, None, 400, &[]).unwrap()), [0, 1, 2]);
+        assert_eq!(table(kv.allocate(1, None, 400, &[]).unwrap()), [0, 1, 2]);
         kv.note_announced(1);
-        assert_eq!(kv.take(1, None, 500, &[]).unwrap().table, None, "devices know of its blocks");
+        assert_eq!(
+            kv.allocate(1, None, 500, &[]).unwrap().table,
+            None,
+            "devices know of its blocks"
+        );
         assert!(kv.end(1, None, tokens(500)).is_empty());
         assert_eq!((kv.free(), kv.held(1)), (6, 3));
         let mut next = tokens(500);
         next.extend([9; 40]);
         let prefix = kv.prefix(&None, &next).unwrap();
         assert_eq!((prefix.rows, prefix.last), (500, true));
-        let got = kv.take(2, Some(prefix), 540, &[]).unwrap();
+        let got = kv.allocate(2, Some(prefix), 540, &[]).unwrap();
         assert_eq!((got.before.len(), got.after), (0, Some(1)));
         assert_eq!(table(got), [0, 1, 2]);
         assert_eq!(kv.free(), 3);
@@ -273,24 +277,24 @@ mod tests {
     #[test]
     fn sequences_that_begin_alike_share_whole_blocks() {
         let mut kv = blocks(8);
-        kv.take(1, None, 900, &[]).unwrap();
+        kv.allocate(1, None, 900, &[]).unwrap();
         assert!(kv.end(1, None, tokens(900)).is_empty());
         let mut other = tokens(400);
         other.extend([7; 300]);
         let prefix = kv.prefix(&None, &other).unwrap();
         assert_eq!((prefix.rows, prefix.last), (2 * BLOCK, false));
-        let got = kv.take(2, Some(prefix), 700, &[]).unwrap();
+        let got = kv.allocate(2, Some(prefix), 700, &[]).unwrap();
         assert_eq!((got.before.len(), got.after), (0, None));
         assert_eq!(table(got), [0, 1, 5, 6]);
         // Of eight blocks one is free, and three are those of the first alone.
         assert_eq!(kv.free(), 4);
         assert_eq!(kv.prefix(&None, &tokens(900)).unwrap().rows, 899, "it is there still");
         // Room comes from ended ones; what they share stays.
-        let got = kv.take(3, None, 4 * BLOCK, &[]).unwrap();
+        let got = kv.allocate(3, None, 4 * BLOCK, &[]).unwrap();
         assert_eq!(got.before, [1]);
         assert_eq!(kv.free(), 0);
-        assert_eq!(kv.take(4, None, 1, &[]), None);
-        assert!(kv.give(2) && !kv.give(2) && !kv.give(4));
+        assert_eq!(kv.allocate(4, None, 1, &[]), None);
+        assert!(kv.release(2) && !kv.release(2) && !kv.release(4));
         assert_eq!(kv.free(), 4);
     }
 
@@ -299,7 +303,7 @@ mod tests {
         let mut kv = blocks(8);
         for slot in 1..=3 {
             let own: Vec<u32> = (0..300).map(|row| row + 1000 * slot).collect();
-            kv.take(slot, None, 300, &[]).unwrap();
+            kv.allocate(slot, None, 300, &[]).unwrap();
             assert!(kv.end(slot, None, own).is_empty());
         }
         let mut next: Vec<u32> = (1000..1300).collect();
@@ -307,19 +311,19 @@ mod tests {
         let prefix = kv.prefix(&None, &next).unwrap();
         // It would be given up for a part of it: of its first block both have the use.
         assert_eq!((prefix.rows, prefix.last), (249, true));
-        let got = kv.take(9, Some(prefix), 600, &[]).unwrap();
+        let got = kv.allocate(9, Some(prefix), 600, &[]).unwrap();
         assert_eq!((got.after, kv.free()), (Some(1), 4));
-        assert_eq!(kv.take(10, None, 2 * BLOCK, &[2]).unwrap().before, [3]);
-        assert_eq!(kv.take(11, None, BLOCK, &[2]), None);
+        assert_eq!(kv.allocate(10, None, 2 * BLOCK, &[2]).unwrap().before, [3]);
+        assert_eq!(kv.allocate(11, None, BLOCK, &[2]), None);
         assert_eq!(kv.held(11), 0);
         // One that another begins with is of no more use; there are half as many as blocks at most.
         let mut kv = blocks(6);
         for (slot, rows, gone) in [(1, 20, vec![]), (2, 30, vec![1]), (3, 5, vec![3])] {
-            kv.take(slot, None, rows, &[]).unwrap();
+            kv.allocate(slot, None, rows, &[]).unwrap();
             assert_eq!(kv.end(slot, None, tokens(rows)), gone);
         }
         for (slot, gone) in [(4, vec![]), (5, vec![]), (6, vec![2])] {
-            kv.take(slot, None, 20, &[]).unwrap();
+            kv.allocate(slot, None, 20, &[]).unwrap();
             assert_eq!(kv.end(slot, None, vec![slot; 20]), gone);
         }
         kv.enter(Epoch(2), kv.cache);

@@ -27,7 +27,7 @@ const BURST_SECONDS: f64 = 0.25;
 const MOST: u32 = 64;
 /// How long a sequence waits to come before those whose priority is better by one.
 const GAIN: Duration = Duration::from_secs(10);
-/// How long a chunk of prompts may take while other sequences decode, in times of one of their decode steps.
+/// How long a chunk of prompts may take while other sequences decode, as a multiple of one of their decode steps.
 const CHUNK_STEPS: f64 = 1.25;
 /// The fewest rows of a chunk while other sequences decode: fewer take as long, since all weights are read for them.
 const LEAST_CHUNK: u32 = 16;
@@ -133,7 +133,7 @@ pub struct Scheduler {
     /// How long steps take.
     pace: Pace,
     /// Whether the last step was a prefill.
-    read: bool,
+    prefilled: bool,
 }
 
 impl Scheduler {
@@ -146,14 +146,14 @@ impl Scheduler {
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|index| waiting[*index].decodes());
         // In turns.
-        let reads = decoding.is_empty() || !(self.read || prompts.is_empty());
+        let reads = decoding.is_empty() || !(self.prefilled || prompts.is_empty());
         let phase = if reads { Phase::Prefill } else { Phase::Decode };
         let steps = match prompts.is_empty() {
             true => self.burst(decoding.len(), limits),
             false => 1,
         };
         let wanted = match phase {
-            Phase::Prefill => self.reading(waiting, &prompts, decoding.len(), limits),
+            Phase::Prefill => self.prefill_chunks(waiting, &prompts, decoding.len(), limits),
             Phase::Decode => decoded_together(waiting, &decoding, steps, limits),
         };
         let (evicted, parts) = with_room(waiting, wanted, limits.free);
@@ -171,7 +171,7 @@ impl Scheduler {
     }
 
     /// The chunks of prompts that would be prefilled together.
-    fn reading<K>(
+    fn prefill_chunks<K>(
         &self,
         waiting: &[Waiting<K>],
         order: &[usize],
@@ -207,10 +207,10 @@ impl Scheduler {
 
     /// Notes what a step took; a burst may have ended early.
     pub fn ran(&mut self, phase: Phase, ran: Ran, took: Duration) {
-        self.read = phase == Phase::Prefill;
+        self.prefilled = phase == Phase::Prefill;
         match phase {
             Phase::Decode => self.pace.decoded(ran, took),
-            Phase::Prefill => self.pace.read(ran.rows, took),
+            Phase::Prefill => self.pace.prefilled(ran.rows, took),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The seam between programs and what multiplies: one trait, opaque buffers, completion by signal.
+//! The [`Engine`] trait: what runs the operations of a compute lane, each to its end.
 
 use crate::{
     sampler::{Sequence, TokenMask},
@@ -182,8 +182,8 @@ pub enum ComputeError {
         /// The message of the device.
         why: String,
     },
-    /// A sequence cannot be kept.
-    #[error("text {slot} cannot go on here: {why}")]
+    /// The KV cache has no room for a sequence.
+    #[error("the sequence in slot {slot} cannot continue on this device: {why}")]
     Text {
         /// The slot of the sequence.
         slot: u32,
@@ -246,7 +246,7 @@ pub trait Engine: Send {
     /// # Errors
     /// When the blocks are too few for its rows, or the cache does not have them.
     fn begin(&mut self, text: &Sequence, _blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
-        Err(ComputeError::Text { slot: text.slot, why: "this engine keeps nothing" })
+        Err(ComputeError::Text { slot: text.slot, why: "this engine has no KV cache" })
     }
 
     /// Forgets a sequence, and gives its blocks back.

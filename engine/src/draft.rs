@@ -105,7 +105,7 @@ impl Histories {
         history.tokens.extend_from_slice(&text.tokens);
     }
 
-    /// Notes the tokens of rows of a sequence that run now, behind `past` others. What was noted behind those
+    /// Notes the tokens of rows of a sequence that run now, behind `context_len` others. What was noted behind those
     /// is forgotten.
     pub(crate) fn runs(&mut self, slot: u32, context_len: u32, rows: &[u32]) {
         let Some(history) = self.0.get_mut(&slot) else { return };

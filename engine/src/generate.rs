@@ -354,7 +354,8 @@ impl Progress {
         if self.failed { Err(why()) } else { Ok(()) }
     }
 
-    /// Takes what a step has chosen behind each row, and reports what is proved and follows what was reported before.
+    /// Verifies the drafts of a step: a drafted token is accepted where the token sampled behind the row before it is the
+    /// same. Reports what is proved and follows what was reported before.
     fn take(
         &mut self,
         told: &[TokenEvent],

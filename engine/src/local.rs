@@ -361,7 +361,7 @@ impl LocalCluster {
     /// When a device has none.
     pub fn begin(&self, text: &Sequence) -> Result<(), LocalError> {
         let rows = text.rows;
-        let blocks = self.tables().take(text.slot, rows).ok_or_else(|| {
+        let blocks = self.tables().allocate(text.slot, rows).ok_or_else(|| {
             let (rows, limit) = (Cache::taken(rows), self.plan.cache.rows);
             LowerError::Cache { rows, limit }
         })?;
@@ -380,7 +380,7 @@ impl LocalCluster {
     /// Forgets a sequence on all devices.
     pub fn end(&self, slot: u32) {
         self.executors.iter().for_each(|executor| executor.end(Some(slot)));
-        self.tables().give(slot);
+        self.tables().release(slot);
     }
 
     /// Asks the burst that runs to end behind its next step.

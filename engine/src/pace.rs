@@ -48,7 +48,7 @@ impl Pace {
     }
 
     /// Notes what rows of prompts took.
-    pub fn read(&mut self, rows: u32, took: Duration) {
+    pub fn prefilled(&mut self, rows: u32, took: Duration) {
         follow(&mut self.row, took.as_secs_f64() / f64::from(rows.max(1)));
     }
 
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn nothing_is_learned_of_what_is_no_burst() {
         let mut pace = Pace::default();
-        pace.read(100, Duration::from_secs(1));
+        pace.prefilled(100, Duration::from_secs(1));
         assert_eq!((pace.row(), pace.step(3)), (Some(0.01), None));
         pace.decoded(Ran { rows: 0, steps: 0 }, Duration::ZERO);
         assert!(pace.row_cost(1).is_finite() && pace.step(1).is_some_and(f64::is_finite));

@@ -164,19 +164,19 @@ impl Sampler {
     /// logits are `logits`, those that `mask` allows. Gives the number of bytes that they take.
     ///
     /// # Panics
-    /// When `tile` is shorter than [`candidates_bytes`](galaxy_graph::program::candidates_bytes) of the breadth.
+    /// When `tile` is shorter than [`candidates_bytes`](galaxy_graph::program::candidates_bytes) of that count.
     pub(crate) fn top_k(
         &mut self,
         (logits, first): (&[f32], u32),
         position: u32,
-        breadth: CandidateCount,
+        count: CandidateCount,
         mask: Option<&TokenMask>,
         tile: &mut [u8],
     ) -> usize {
         if let Some((_, token)) = self.last.take_if(|(at, _)| *at < position) {
             self.count(token, true);
         }
-        let most = breadth.of(logits.len() as u32) as usize;
+        let most = count.of(logits.len() as u32) as usize;
         let by = match self.sampling.temperature {
             0.0 => 1.0,
             temperature => 1.0 / temperature,

@@ -333,7 +333,7 @@ fn what_the_cache_cannot_keep_is_refused() {
     let none = Plan { cache: Cache::NONE, ..plan(&model, Strategy::Local, 1, 1, CacheType::F32) };
     let none = LocalCluster::open(model, none).unwrap();
     let error = generate(&none, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap_err();
-    assert!(error.to_string().contains("has a cache of 0"), "{error}");
+    assert!(error.to_string().contains("has a KV cache of 0"), "{error}");
     let fine = generate(&cluster, &text(&PROMPT, 3, Sampling::greedy()), 3, 64, &[]).unwrap();
     assert_eq!(fine.len(), 3);
     let model = Arc::new(ModelDir::open(&folder("bert")).unwrap());

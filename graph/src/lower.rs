@@ -89,7 +89,7 @@ pub enum LowerError {
     },
     /// A sequence has more rows to be cached than the plan's KV cache has room for.
     #[error(
-        "{rows} rows are to be cached, and this plan has a KV cache of {limit}: raise kv_cache_tokens, or ask for fewer tokens"
+        "{rows} rows are to be cached, and this plan has a KV cache of {limit}: raise its rows, or ask for fewer tokens"
     )]
     Cache {
         /// Rows of the sequence, with those that fill up its last block.

@@ -343,6 +343,7 @@ pub struct ModelSpec {
     /// The width of a head.
     pub head_width: u32,
     /// The intermediate size: columns between the two products of an MLP.
+    #[serde(rename = "inner")] // The key of profiles is a digest of these names.
     pub intermediate: u32,
     /// Rows of the token embedding table; 0 in a model of images.
     pub vocabulary: u32,
@@ -389,6 +390,7 @@ pub struct ModelSpec {
     /// The rotary positions of layers whose rotation is `Local`.
     pub local_positions: Option<Positions>,
     /// The relative position bias that is added to scores, if there is one.
+    #[serde(rename = "distances")]
     pub relative_bias: Option<RelativeBias>,
     /// Rows of the table of token types, one of which is added to each embedding; 0 where there is no such table.
     pub token_types: u32,

@@ -1,4 +1,4 @@
-//! The closed form: what a plan of the layout ring costs, without running it.
+//! The cost model, a closed form: what a plan of the layout ring costs, without simulating it.
 //!
 //! # The formula
 //! All terms are nanoseconds, means over the workload's lengths, from tables of profiles. For a device d of

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 /// Every link that was measured between devices that may take part.
 pub(crate) struct Links<'a> {
     names: Vec<&'a DeviceName>,
-    /// The profiles of each type of link, by both devices: those of all links from the first device
-    /// first.
+    /// The profiles of each type of link: that from one device to another at `from * devices + to`.
     of: BTreeMap<LinkType, Vec<Option<&'a LinkProfile>>>,
 }
 

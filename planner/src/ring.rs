@@ -262,7 +262,7 @@ impl<'a> Rings<'a> {
         problem.ok()?.bound()
     }
 
-    /// The closed form's cost of the best split, by what memory is expected to be needed; none where
+    /// The cost of the best split by the cost model, by what memory is expected to be needed; none where
     /// none fits.
     pub fn price(&mut self, ring: Ring<'_>) -> Option<f64> {
         self.price_below(ring, f64::INFINITY)

@@ -1,5 +1,5 @@
 //! Which devices take part, in which order, how many layers are cut by rows, in how many tiles, and over which
-//! links: the best rings by the closed form.
+//! links: the best rings by the cost model.
 //!
 //! Up to eight devices, every set of them is bounded by what it could do if memory had no end, and
 //! sets are priced exactly from the least bound up, until no bound is below what was found. The order

@@ -66,10 +66,12 @@ pub struct Calibrated {
     /// The core that the device's kernels run on.
     pub core: usize,
     /// The speed asked for, in GFLOP/s; none where the device has no speed of its own.
-    pub wanted_share: Option<f64>,
+    #[serde(rename = "asked")]
+    pub wanted_speed: Option<f64>,
     /// The share of the core that it gets while it computes; none where it has all of it.
     pub quota: Option<f64>,
     /// The share that the gate or the kernel is set to for that quota: gates take a while to open.
+    #[serde(rename = "told")]
     pub set_share: Option<f64>,
     /// Its speed under that share while all devices are busy, in GFLOP/s.
     pub measured: Option<f64>,
@@ -89,7 +91,7 @@ impl Calibration {
         let devices = devices.map(|((device, asked), core)| Calibrated {
             name: device.name.to_string(),
             core,
-            wanted_share: asked,
+            wanted_speed: asked,
             quota: None,
             set_share: None,
             measured: None,
@@ -100,7 +102,7 @@ impl Calibration {
     /// The furthest that a device's speed is from what was asked, as a share of what was asked.
     fn off(&self) -> f64 {
         let each =
-            self.devices.iter().filter_map(|d| Some((d.measured? / d.wanted_share? - 1.0).abs()));
+            self.devices.iter().filter_map(|d| Some((d.measured? / d.wanted_speed? - 1.0).abs()));
         each.fold(0.0, f64::max)
     }
 
@@ -115,7 +117,7 @@ impl Calibration {
         cache: &Path,
         tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
     ) -> Result<()> {
-        if self.devices.iter().all(|d| d.wanted_share.is_none()) {
+        if self.devices.iter().all(|d| d.wanted_speed.is_none()) {
             return Ok(());
         }
         self.settle(testbed, &model(cache)?, STILL, tell)?;
@@ -164,7 +166,7 @@ impl Calibration {
             }
             for ((device, speed), wanted) in self.devices.iter_mut().zip(&measured).zip(&mut wanted)
             {
-                let Some((told, asked)) = device.set_share.zip(device.wanted_share) else {
+                let Some((told, asked)) = device.set_share.zip(device.wanted_speed) else {
                     continue;
                 };
                 wanted.push(told * asked / speed.wall);
@@ -221,7 +223,7 @@ pub fn calibrate(
     tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
 ) -> Result<Calibration> {
     let mut found = Calibration::none(environment);
-    if found.devices.iter().all(|d| d.wanted_share.is_none()) {
+    if found.devices.iter().all(|d| d.wanted_speed.is_none()) {
         return Ok(found);
     }
     let model = model(cache)?;
@@ -236,7 +238,7 @@ pub fn calibrate(
     found.cores = whole.iter().map(|speed| speed.processor).collect();
     for core in 0..cores {
         let promised = found.devices.iter().filter(|d| d.core == core);
-        let promised = promised.filter_map(|d| d.wanted_share).sum::<f64>() / found.cores[core];
+        let promised = promised.filter_map(|d| d.wanted_speed).sum::<f64>() / found.cores[core];
         ensure!(
             promised <= PROMISED,
             "environment {} asks core {core} for {:.0}% of its {:.0} GFLOP/s, and at most {:.0}% can be promised: lower scale.speed to {:.2} or less",
@@ -248,7 +250,7 @@ pub fn calibrate(
         );
     }
     for device in &mut found.devices {
-        device.quota = device.wanted_share.map(|asked| asked / found.cores[device.core]);
+        device.quota = device.wanted_speed.map(|asked| asked / found.cores[device.core]);
         device.set_share = device.quota;
     }
     found.settle(testbed, &model, TOLERANCE, tell)?;

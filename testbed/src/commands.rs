@@ -144,7 +144,7 @@ fn table(testbed: &Testbed) -> Result<Table> {
         };
         let speed = set
             .measured
-            .or(set.wanted_share)
+            .or(set.wanted_speed)
             .map_or("a core".to_owned(), |s| format!("{s:.2} GFLOP/s"));
         let quota = set.quota.map_or("none".to_owned(), |q| format!("{:.1}%", q * 100.0));
         let (link, delay) = match loopback {

@@ -223,7 +223,7 @@ fn calibrated(name: &str, calibration: &Calibration) -> Table {
         };
         table.row([
             device.name.clone(),
-            shown(device.wanted_share, "a core"),
+            shown(device.wanted_speed, "a core"),
             shown(device.measured, "-"),
             shown(device.quota.map(|quota| quota * 100.0), "none"),
         ]);
@@ -356,7 +356,7 @@ mod tests {
         let scale = Scale { speed: 2.0, memory: 2.0 };
         let device = |name: &str, asked| Calibrated {
             name: name.into(),
-            wanted_share: asked,
+            wanted_speed: asked,
             measured: asked.map(|a| a * 1.01),
             quota: asked.map(|_| 0.143),
             set_share: None,

@@ -24,7 +24,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// The memory that is offered where the system does not say what is free.
 const MEMORY: Bytes = Bytes(1 << 30);
 
-/// Announces the worker that listens at `at`, for as long as it lives.
+/// Announces the worker that listens at `at`, until the worker ends.
 pub(crate) async fn announce(core: Weak<Core>, contact: Contact, at: SocketAddr) {
     let Some(port) = NonZeroU16::new(at.port()) else { return };
     let (mut pause, mut said) = (RETRY_MIN, String::new());

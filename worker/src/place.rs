@@ -487,7 +487,7 @@ async fn hold(
     (model, granted): (Arc<ModelDir>, Bytes),
     told: &Arc<PlacementProgress>,
 ) -> Result<(Holding, Placed), WorkerError> {
-    let (device, kept) = (request.device(), request.plan.cache);
+    let (device, cache) = (request.device(), request.plan.cache);
     // No more kernel threads than the device grants, whatever a plan says.
     let threads = device.threads.clamp(1, core.grant.threads);
     let key = HeldKey {
@@ -495,7 +495,7 @@ async fn hold(
         activations: request.plan.activations,
         holds: device.holds().into_owned(),
         threads,
-        kept,
+        cache,
         streaming: device.streaming.clone(),
     };
     let mut held = core.running.held.clone().write_owned().await;
@@ -552,7 +552,7 @@ async fn hold(
             Err(WeightError::Stopped) => return Err(Refusal::Draining.into()),
             loaded => loaded?,
         };
-        let engine = engine.start(shard, threads, kept)?;
+        let engine = engine.start(shard, threads, cache)?;
         let (bytes, _) = engine.held();
         let executor = Arc::new(Executor::start(&name, engine)?);
         *held = Some(LoadedShard { key, executor, bytes });

@@ -1,5 +1,5 @@
-//! What runs, and on what: the shard in memory, the epoch that is placed with its programs, and what is kept of
-//! those that ran.
+//! The state of a worker that runs programs: the shard in memory, the epoch that is placed with its programs, and what
+//! is stored of those that ran.
 
 use crate::{
     error::WorkerError,
@@ -59,7 +59,7 @@ pub(crate) struct HeldKey {
     pub(crate) activations: Activations,
     pub(crate) holds: Assignment,
     pub(crate) threads: u16,
-    pub(crate) kept: galaxy_common::Cache,
+    pub(crate) cache: galaxy_common::Cache,
     pub(crate) streaming: Option<Streaming>,
 }
 

@@ -15,7 +15,7 @@ pub const MAX_RESULT_BYTES: u64 = 512 << 20;
 pub struct Limits {
     /// How many requests may wait while one runs.
     pub queue: usize,
-    /// How long a request may take that does not say itself.
+    /// The time limit of a request that sets none.
     pub timeout: Duration,
     /// How much of this process's memory one client may hold.
     pub client_memory: Bytes,

@@ -208,7 +208,7 @@ impl Runner {
                 let area = area.ok_or(OpError::Why("burn gave too few values"))?;
                 self.texts.append_kv(call, attention.layer, call.reads(0)?, area)
             }
-            OpKind::TopK { tokens } => self.shortlist(call, tokens, staged.output),
+            OpKind::TopK { tokens } => self.top_k(call, tokens, staged.output),
             OpKind::GatherCandidates => self.texts.gather(call, staged.input),
             OpKind::Sample => self.texts.sample(call, staged.emitted),
             OpKind::AddNorm { add, norm, post, partial, staged: adds } => {
@@ -263,7 +263,7 @@ impl Runner {
         }
     }
 
-    fn shortlist(
+    fn top_k(
         &mut self,
         call: &Call<'_>,
         tokens: Span<Token>,

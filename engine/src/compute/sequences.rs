@@ -182,10 +182,10 @@ impl Sequences {
 
 /// The sampler of a segment's sequence, and the position of its next token.
 fn sampler_of<'c>(
-    choosers: &'c mut BTreeMap<u32, Sampler>,
+    samplers: &'c mut BTreeMap<u32, Sampler>,
     segment: &Segment,
 ) -> Result<(&'c mut Sampler, u32), OpError> {
     let position = segment.context_len.saturating_add(segment.rows);
-    let chooser = choosers.get_mut(&segment.slot);
-    Ok((chooser.ok_or(OpError::Why("nobody has said how its tokens are chosen"))?, position))
+    let sampler = samplers.get_mut(&segment.slot);
+    Ok((sampler.ok_or(OpError::Why("it has no sampler"))?, position))
 }

@@ -20,7 +20,7 @@ impl Free {
     pub fn leave(&mut self, slots: &[Slot], slot: SlotId) {
         let Slot { memory, bytes, .. } = slots[slot.0 as usize];
         match memory {
-            // What lies over it comes later.
+            // Pieces that come later may lie over it: the loaders wait for its last use.
             Memory::Stream => {}
             Memory::Staging => self.staging.push_back(slot),
             Memory::Device => self.device.entry(bytes).or_default().push(slot),

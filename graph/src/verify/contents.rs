@@ -119,7 +119,7 @@ impl<'a> Contents<'a> {
             OpKind::Attend { operator, heads, .. } => self.operator(at, operator, heads.of(), 2),
             OpKind::AppendKv { operator, .. } => self.keep(at, operator),
             OpKind::TopK { tokens } => {
-                self.shortlists(at, tokens)?;
+                self.top_k(at, tokens)?;
                 Ok(vec![Content::Candidates(own)])
             }
             OpKind::GatherCandidates => {
@@ -188,7 +188,7 @@ impl<'a> Contents<'a> {
 
     /// Checks that candidates are found from a row of logits for each choice, and that their tile has room
     /// for them.
-    fn shortlists(&self, at: At<'_>, tokens: Span<Token>) -> Result<(), OperandMismatch> {
+    fn top_k(&self, at: At<'_>, tokens: Span<Token>) -> Result<(), OperandMismatch> {
         let logits = self.graph.language.and_then(|id| self.graph.product(id));
         let logits = logits.ok_or_else(|| OperandMismatch::new(0, "logits: there is no head"))?;
         let rows = &at.op.reads;

@@ -171,7 +171,7 @@ mod tests {
         let device = |core| Calibrated {
             name: format!("m{core}"),
             core,
-            wanted_share: None,
+            wanted_speed: None,
             quota: None,
             set_share: None,
             measured: None,

@@ -31,7 +31,7 @@ pub(super) fn show(record: &Record, folder: &Path) -> Result<()> {
          in registers alone) or its weights at the rate at which the core reads memory, whichever \
          takes longer; both are measured in every round. Products have bias and ReLU in them."
             .to_owned(),
-        "Column parts are those of devices: heads and columns, each part with weights of its own, one \
+        "Parts of columns are cut as devices would hold them: heads and columns, each part with weights of its own, one \
          after another on the same core. Tiles are rows. Only products and attention count, which is \
          what is cut."
             .to_owned(),

@@ -1,4 +1,4 @@
-//! Connections that other devices make: each sends a hello, and waits until this device is placed in the epoch that
+//! Connections that other devices make: each sends a handshake, and waits until this device is placed in the epoch that
 //! it names.
 
 use super::{
@@ -32,7 +32,7 @@ const ARRIVALS: AdmissionLimits =
     AdmissionLimits { most: 2 * galaxy_common::plan::MAX_DEVICES, each: 8 };
 /// Arrivals without TLS at one time: no peer is known by name, and all devices of a machine have one address.
 const PLAIN: AdmissionLimits = AdmissionLimits { most: 256, each: 128 };
-/// How long a hello may take to come.
+/// How long a handshake may take to come.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// How long this device's own placement may take to come. The coordinator places all devices at once.
 const PARK_DEADLINE: Duration = Duration::from_secs(10);
@@ -336,7 +336,7 @@ impl Ring {
     }
 }
 
-/// Whether a peer may link: a ring takes only the devices of its plan.
+/// Checks the handshake of a ring link: its epoch, the certificate of the peer, its rank and name, and the plan.
 fn judge(expected: &Expected, hello: &Handshake, peer: &Peer, plain: bool) -> Answer {
     if hello.epoch != expected.epoch || expected.closed {
         return Answer::Stale;

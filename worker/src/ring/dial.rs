@@ -1,4 +1,4 @@
-//! Dialling a peer, for a ring or to measure the link: connects, sends a hello, and is welcomed.
+//! Dialling a peer, for a ring or to measure the link: connects, sends a handshake, and is welcomed.
 
 use super::{
     arrival::Ring,
@@ -136,7 +136,7 @@ impl Dial {
         }
     }
 
-    /// Sends a hello. The answer comes once the peer is placed too.
+    /// Sends a handshake. The answer comes once the peer is placed too.
     async fn greet(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -163,7 +163,9 @@ impl Dial {
         match Answer::decode(&answer) {
             Ok(Answer::Welcome) => Ok(()),
             Ok(answer) => Err(Failure::Final(RingError::Refused { peer: self.to.clone(), answer })),
-            Err(source) => Err(Failure::Final(RingError::Hello { peer: self.to.clone(), source })),
+            Err(source) => {
+                Err(Failure::Final(RingError::Handshake { peer: self.to.clone(), source }))
+            }
         }
     }
 }

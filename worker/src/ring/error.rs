@@ -1,6 +1,6 @@
 //! Why links cannot be formed.
 
-use super::handshake::{Answer, HelloError};
+use super::handshake::{Answer, HandshakeError};
 use galaxy_common::DeviceName;
 use galaxy_proto::channel::ConnectError;
 use std::{io, time::Duration};
@@ -30,13 +30,13 @@ pub enum RingError {
         /// The reason for which it refused.
         answer: Answer,
     },
-    /// A peer whose hello or welcome cannot be read.
+    /// A peer whose handshake or welcome cannot be read.
     #[error("device {peer} cannot be understood: {source}")]
-    Hello {
+    Handshake {
         /// The device at the other end.
         peer: DeviceName,
         /// What is wrong with its bytes.
-        source: HelloError,
+        source: HandshakeError,
     },
     /// A peer that takes no plain links.
     #[error("device {peer} takes no plain ring links: start its worker with --plain")]
@@ -68,7 +68,7 @@ impl RingError {
         match self {
             Self::Connect { peer, .. }
             | Self::Refused { peer, .. }
-            | Self::Hello { peer, .. }
+            | Self::Handshake { peer, .. }
             | Self::NoPlain { peer }
             | Self::Absent { peer, .. }
             | Self::Io { peer, .. } => peer,
@@ -80,7 +80,7 @@ impl RingError {
             Self::Connect { source, .. } => source.retryable(),
             Self::Refused { answer, .. } => matches!(answer, Answer::Stale | Answer::Busy),
             Self::Absent { .. } | Self::Io { .. } => true,
-            Self::Hello { .. } | Self::NoPlain { .. } => false,
+            Self::Handshake { .. } | Self::NoPlain { .. } => false,
         }
     }
 }

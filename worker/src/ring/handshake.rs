@@ -1,9 +1,9 @@
 //! The handshake of two devices before a link carries frames. Pure functions over bytes.
 //!
-//! The dialler sends a hello, the other side answers with a welcome. All integers are little endian.
+//! The dialler sends a handshake, the other side answers with a welcome. All integers are little endian.
 //!
 //! ```text
-//! hello:   0  4  magic "GLXH"      welcome: 0  4  magic "GLXW"
+//! handshake:   0  4  magic "GLXH"      welcome: 0  4  magic "GLXW"
 //!          4  1  version                    4  1  answer
 //!          5  1  length of the name         5  3  zero
 //!          6  2  rank of the dialler
@@ -13,12 +13,11 @@
 //! ```
 //!
 //! A dialler that wants to measure the link, and not to take part in a ring, uses the magic "GLXP".
-//! Rank, epoch and plan are then zero, but for bit 0 of byte 6: whether kernels are to work
-//! meanwhile.
+//! Rank, epoch and plan are then zero.
 
 use galaxy_common::{DeviceName, Epoch, Rank, ids::MAX_NAME_BYTES};
 
-/// Bytes of a hello.
+/// Bytes of a handshake.
 pub const HANDSHAKE_BYTES: usize = 48 + MAX_NAME_BYTES;
 /// Bytes of a welcome.
 pub const WELCOME_BYTES: usize = 8;
@@ -27,7 +26,7 @@ const PROBE_MAGIC: [u8; 4] = *b"GLXP";
 const WELCOME_MAGIC: [u8; 4] = *b"GLXW";
 const VERSION: u8 = 1;
 
-/// The hello of a device that dials for a ring.
+/// The handshake of a device that dials for a ring.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Handshake {
     /// The epoch for which the link is formed.
@@ -40,14 +39,14 @@ pub struct Handshake {
     pub name: DeviceName,
 }
 
-/// The hello of a device that dials to measure the link.
+/// The handshake of a device that dials to measure the link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProbeHandshake {
     /// The dialler's name.
     pub name: DeviceName,
 }
 
-/// A hello of either kind.
+/// A handshake of either kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Greeting {
     /// The link is for a ring.
@@ -57,23 +56,23 @@ pub enum Greeting {
 }
 
 impl Greeting {
-    /// Decodes a hello.
+    /// Decodes a handshake.
     ///
     /// # Errors
-    /// When the bytes are no hello. Never panics.
-    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HelloError> {
+    /// When the bytes are no handshake. Never panics.
+    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HandshakeError> {
         if bytes[0..4] != PROBE_MAGIC {
             return Handshake::decode(bytes).map(Self::Ring);
         }
         if bytes[4] != VERSION {
-            return Err(HelloError::Version { version: bytes[4] });
+            return Err(HandshakeError::Version { version: bytes[4] });
         }
         Ok(Self::Probe(ProbeHandshake { name: name(bytes)? }))
     }
 }
 
 impl ProbeHandshake {
-    /// Encodes the hello.
+    /// Encodes the handshake.
     pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
         let ring =
             Handshake { epoch: Epoch(0), from: Rank(0), plan: [0; 32], name: self.name.clone() };
@@ -84,15 +83,15 @@ impl ProbeHandshake {
 }
 
 /// The name of the dialler.
-fn name(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<DeviceName, HelloError> {
+fn name(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<DeviceName, HandshakeError> {
     bytes[48..]
         .get(..usize::from(bytes[5]))
         .and_then(|name| std::str::from_utf8(name).ok())
         .and_then(|name| DeviceName::new(name).ok())
-        .ok_or(HelloError::Name)
+        .ok_or(HandshakeError::Name)
 }
 
-/// The answer to a hello.
+/// The answer to a handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// The link is formed.
@@ -107,10 +106,10 @@ pub enum Answer {
     Busy,
 }
 
-/// Why bytes are no hello or no welcome.
+/// Why bytes are no handshake or no welcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum HelloError {
-    /// The bytes do not begin as a hello or welcome of Galaxy does.
+pub enum HandshakeError {
+    /// The bytes do not begin as a handshake or welcome of Galaxy does.
     #[error("it does not speak Galaxy's ring protocol")]
     Magic,
     /// A version of the protocol that this build does not speak.
@@ -131,7 +130,7 @@ pub enum HelloError {
 }
 
 impl Handshake {
-    /// Encodes the hello.
+    /// Encodes the handshake.
     pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
         let mut out = [0; HANDSHAKE_BYTES];
         let name = self.name.as_str().as_bytes();
@@ -145,16 +144,16 @@ impl Handshake {
         out
     }
 
-    /// Decodes the hello of a ring.
+    /// Decodes the handshake of a ring.
     ///
     /// # Errors
-    /// When the bytes are no hello of a ring. Never panics.
-    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HelloError> {
+    /// When the bytes are no handshake of a ring. Never panics.
+    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HandshakeError> {
         if bytes[0..4] != HANDSHAKE_MAGIC {
-            return Err(HelloError::Magic);
+            return Err(HandshakeError::Magic);
         }
         if bytes[4] != VERSION {
-            return Err(HelloError::Version { version: bytes[4] });
+            return Err(HandshakeError::Version { version: bytes[4] });
         }
         let name = name(bytes)?;
         let mut epoch = [0; 8];
@@ -189,9 +188,9 @@ impl Answer {
     ///
     /// # Errors
     /// When the bytes are no welcome.
-    pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, HelloError> {
+    pub fn decode(bytes: &[u8; WELCOME_BYTES]) -> Result<Self, HandshakeError> {
         if bytes[0..4] != WELCOME_MAGIC {
-            return Err(HelloError::Magic);
+            return Err(HandshakeError::Magic);
         }
         match bytes[4] {
             0 => Ok(Self::Welcome),
@@ -199,7 +198,7 @@ impl Answer {
             2 => Ok(Self::WrongName),
             3 => Ok(Self::OtherPlan),
             4 => Ok(Self::Busy),
-            code => Err(HelloError::Answer { code }),
+            code => Err(HandshakeError::Answer { code }),
         }
     }
 }
@@ -211,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn hello_and_answers_survive() {
+    fn handshakes_and_answers_survive() {
         let handshake = Handshake {
             epoch: Epoch(1 << 50),
             from: Rank(7),

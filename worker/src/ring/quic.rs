@@ -294,7 +294,7 @@ impl QuicPipe {
         Ok(bytes)
     }
 
-    /// Sends a hello, and waits for the answer.
+    /// Sends a handshake, and waits for the answer.
     pub(super) async fn greet(
         &mut self,
         hello: &[u8; HANDSHAKE_BYTES],

@@ -104,7 +104,7 @@ pub(super) struct StepRequest {
     pub(super) tell: mpsc::UnboundedSender<TokenEvent>,
 }
 
-/// The answer to a wish.
+/// The answer to a step request.
 pub(super) struct Answered {
     pub(super) came: StepOutcome,
     /// Until this is dropped the next step waits for the sequence.
@@ -229,7 +229,7 @@ impl Steps {
                 let tokens = sequence.tokens[..rows as usize].to_vec();
                 state.blocks.end(slot, client.clone(), tokens)
             }
-            None if state.blocks.give(slot) => vec![slot],
+            None if state.blocks.release(slot) => vec![slot],
             None => Vec::new(),
         };
         drop(state);
@@ -408,7 +408,7 @@ impl State {
         let evicted = evicted.into_iter().filter_map(|index| all[index].take()).collect();
         let mut taken = Taken { evicted, ..Taken::default() };
         for entry in &taken.evicted {
-            self.blocks.give(entry.wish.sequence.slot);
+            self.blocks.release(entry.wish.sequence.slot);
             taken.before.push(entry.wish.sequence.slot);
         }
         let sources = parts.iter().filter_map(|part| prefixes[part.index]);
@@ -419,12 +419,12 @@ impl State {
             let Some(entry) = all[part.index].take() else { continue };
             let (slot, prefix) = (entry.wish.sequence.slot, prefixes[part.index]);
             if entry.wish.cached.is_none() {
-                self.blocks.give(slot);
+                self.blocks.release(slot);
             }
             // Another may have taken over the rows with which it would begin.
             let there = prefix.is_none() || prefix_of(&self.blocks, &entry) == prefix;
             let rows = part.blocks * Cache::BLOCK;
-            let got = there.then(|| self.blocks.take(slot, prefix, rows, needed)).flatten();
+            let got = there.then(|| self.blocks.allocate(slot, prefix, rows, needed)).flatten();
             let Some(Allocation { table, before, after }) = got else {
                 all[part.index] = Some(entry);
                 continue;

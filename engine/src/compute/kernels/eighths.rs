@@ -1,4 +1,4 @@
-//! Values in 8 bits: codes, which are whole numbers from -127 to 127, and a scale in f32 for each 32 of them.
+//! Quantisation to 8 bits, for the wire and the KV cache: codes, which are whole numbers from -127 to 127, and a scale in f32 for each 32 of them.
 //!
 //! Rounding is the same to the bit by whatever instructions, and what is not finite makes a scale that is not a
 //! number: it is not hidden.

@@ -55,14 +55,14 @@ impl Angles {
 }
 
 impl RotaryTable {
-    /// Makes sure of all positions of a sequence of up to `rows` rows.
+    /// Computes the angles that are missing of all positions of a sequence of up to `rows` rows.
     pub(crate) fn reach(&mut self, rotation: &Rotary, rows: u32) {
         let rows = rows.min(rotation.limit);
         let above = rotation.above();
         self.reach_both(rotation, rows.min(above), if rows > above { rows } else { 0 });
     }
 
-    /// Makes sure of the positions of these rows.
+    /// Computes the angles that are missing of the positions of these rows.
     pub(crate) fn reach_rows(&mut self, rotation: &Rotary, places: &[RowPosition]) {
         let (mut usual, mut long) = (0, 0);
         for place in places {

@@ -377,7 +377,7 @@ impl Network {
     /// Calls `call` on a thread inside place `i`; see [`inside`].
     ///
     /// # Errors
-    /// As [`enter`].
+    /// As [`enter`](crate::namespaces::enter).
     pub fn inside<T: Send>(&self, i: usize, call: impl FnOnce() -> T + Send) -> Result<T> {
         inside(&self.namespace(i), call)
     }

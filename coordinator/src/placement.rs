@@ -253,11 +253,11 @@ pub fn workload(cluster: &Cluster, model: &ModelDir) -> Workload {
         Some(patches) => vec![(patches.rows(), 1.0)],
         None => cluster.lengths.iter().map(|tokens| ((*tokens).min(most), 1.0)).collect(),
     };
-    let made = match cache(cluster, model.spec()).rows {
+    let generated = match cache(cluster, model.spec()).rows {
         0 => 0,
         _ => cluster.generate.unwrap_or(DEFAULT_GENERATE),
     };
-    Workload { lengths, texts: cluster.texts, wanted, generated: made }
+    Workload { lengths, texts: cluster.texts, wanted, generated }
 }
 
 /// The KV cache that the cluster file asks for; none where the model generates no tokens.

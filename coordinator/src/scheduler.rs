@@ -318,24 +318,13 @@ mod tests {
 
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
         let (client, priority, waited) = (0, 0, Duration::ZERO);
-        let (past, left, blocks, begins, alone) = (0, 50, 0, true, false);
-        Waiting {
-            client,
-            priority,
-            waited,
-            age,
-            context_len: past,
-            rows,
-            left,
-            blocks,
-            begins,
-            alone,
-        }
+        let (context_len, left, blocks, begins, alone) = (0, 50, 0, true, false);
+        Waiting { client, priority, waited, age, context_len, rows, left, blocks, begins, alone }
     }
 
-    fn decoding(age: u64, past: u32) -> Waiting<u8> {
-        let blocks = past.div_ceil(Cache::BLOCK);
-        Waiting { context_len: past, blocks, begins: false, ..prompt(age, 1) }
+    fn decoding(age: u64, context_len: u32) -> Waiting<u8> {
+        let blocks = context_len.div_ceil(Cache::BLOCK);
+        Waiting { context_len, blocks, begins: false, ..prompt(age, 1) }
     }
 
     fn ran(step: &Step, steps: u32) -> Ran {

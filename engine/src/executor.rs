@@ -226,8 +226,8 @@ impl Executor {
                 loaders.push(Worker::spawn(format!("load-{agent}-{name}"), lane, body)?);
             }
         }
-        let gone = Arc::new(Mutex::new(EndedSequences::default()));
-        let told = gone.clone();
+        let ended = Arc::new(Mutex::new(EndedSequences::default()));
+        let told = ended.clone();
         let compute = Worker::spawn(format!("compute-{name}"), Lane::Compute, move |inbox| {
             lanes::compute(engine, &inbox, &told)
         })?;
@@ -235,7 +235,7 @@ impl Executor {
             name: name.to_owned(),
             started: Instant::now(),
             compute: Mutex::new(compute),
-            ended: gone,
+            ended,
             histories: Mutex::default(),
             loaders: Mutex::new(loaders),
             connected: Mutex::new(Connected {

@@ -320,8 +320,8 @@ impl Progress {
             let (segment, needed) = (*segment, CandidateCount::Few);
             let token = run.first().copied().unwrap_or(0);
             let drafted = Vec::with_capacity(if drafting.is_some() { most } else { 0 });
-            let (made, last, over) = (0, [0.0; TOKEN_VALUES as usize], false);
-            Progression { goal, segment, token, needed, generated: made, last, over, drafted }
+            let (generated, last, over) = (0, [0.0; TOKEN_VALUES as usize], false);
+            Progression { goal, segment, token, needed, generated, last, over, drafted }
         };
         let sequences: Vec<_> = choices.zip(goals).map(sequence).collect();
         Self {
@@ -548,7 +548,7 @@ mod tests {
     #[test]
     fn a_mask_that_comes_in_the_middle_holds_for_the_next_token() {
         let wanted = Wanted::Token(CandidateCount::Few);
-        let row = |past| Segment { slot: 0, context_len: past, cached: true, rows: 1, wanted };
+        let row = |context_len| Segment { slot: 0, context_len, cached: true, rows: 1, wanted };
         let binding = Binding::new(BatchShape::new(vec![row(3)]).unwrap(), &[7][..]);
         let goals = vec![Goal { count: 9, ..Goal::default() }];
         let mut histories = Histories::default();

@@ -437,12 +437,11 @@ impl LocalCluster {
     ) -> Result<(), LocalError> {
         let Prefill { text, kept, chunk } = prefill;
         let Goal { count, stop, .. } = goal;
-        let segment = |past: u32, rows: u32, wanted| {
-            let segment =
-                Segment { slot: text.slot, context_len: past, cached: true, rows, wanted };
+        let segment = |context_len: u32, rows: u32, wanted| {
+            let segment = Segment { slot: text.slot, context_len, cached: true, rows, wanted };
             BatchShape::new(vec![segment]).map_err(LowerError::from)
         };
-        let (mut past, most) = (kept, budget::sequences(self.plan()));
+        let (mut context_len, most) = (kept, budget::sequences(self.plan()));
         // The number of generated tokens, the last of them, and whether that is enough.
         let now = Mutex::new((tell, (0, 0, false)));
         let tell = |_: usize, told: &TokenEvent| {
@@ -463,12 +462,12 @@ impl LocalCluster {
         while let Some(chunk) = chunks.next() {
             let rows = chunk.len() as u32;
             if chunks.peek().is_none() {
-                let shape = segment(past, rows, Wanted::Token(decoded.breadths[0]))?;
+                let shape = segment(context_len, rows, Wanted::Token(decoded.breadths[0]))?;
                 let goals = goal(1);
                 let burst = Burst::new(Phase::Prefill, &shape, chunk, &goals);
                 LocalGeneration { decoded, .. } = self.steps(state, &burst, &tell)?;
             } else {
-                let shape = segment(past, rows, Wanted::Nothing)?;
+                let shape = segment(context_len, rows, Wanted::Nothing)?;
                 let programs = self.lowered(Phase::Prefill, &shape)?;
                 state.sequence = state.sequence.next();
                 let (epoch, sequence) = (state.epoch, state.sequence);
@@ -478,10 +477,10 @@ impl LocalCluster {
                     executor.run(Job { epoch, sequence, program, binding, deadline: None })
                 })?;
             }
-            past += rows;
+            context_len += rows;
         }
         while let (made @ 1.., last, false) = so_far() {
-            let shape = segment(past + made - 1, 1, Wanted::Token(decoded.breadths[0]))?;
+            let shape = segment(context_len + made - 1, 1, Wanted::Token(decoded.breadths[0]))?;
             let (tokens, goals) = ([last], goal(*count - made));
             let drafting = Some(Drafting { row_cost: state.pace.row_cost(1), rows: most });
             let burst = Burst::new(Phase::Decode, &shape, &tokens, &goals);

@@ -59,12 +59,12 @@ impl Pace {
 
     /// Seconds of a step of one row and of each more, if some ran.
     fn line(&self) -> Option<(f64, f64)> {
-        let [count, rows, patches, took, products] = self.sums;
+        let [count, rows, squares, took, products] = self.sums;
         if count <= 0.0 {
             return None;
         }
         let (rows, took) = (rows / count, took / count);
-        let variance = (patches / count - rows * rows).max(0.0);
+        let variance = (squares / count - rows * rows).max(0.0);
         let covariance = products / count - rows * took;
         let expected = ROW * took / (1.0 + ROW * (rows - 1.0));
         let more = (covariance + PRIOR / count * expected) / (variance + PRIOR / count);

@@ -90,11 +90,11 @@ fn allocated(
     };
     let executors: Vec<Executor> = plan.ring.iter().zip(ends).map(make).collect();
     let mask = TokenMask::of(&(0..96).collect::<Vec<u32>>());
-    let stage = |phase, past, tokens: &[u32], count: u32, sequence| -> (Vec<u32>, usize) {
+    let stage = |phase, context_len, tokens: &[u32], count: u32, sequence| -> (Vec<u32>, usize) {
         let on = |rank: usize| {
             let wanted = Wanted::Token(CandidateCount::Few);
             let rows = tokens.len() as u32 / sequences;
-            let segment = |slot| Segment { slot, context_len: past, cached: true, rows, wanted };
+            let segment = |slot| Segment { slot, context_len, cached: true, rows, wanted };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(
                     lower(model.spec(), model.formats(), &plan, phase, shape).unwrap().remove(rank),

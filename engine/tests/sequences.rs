@@ -151,16 +151,16 @@ fn begin<'a>(
     let goal = |(_, ask): &(u32, &SequenceRequest)| Goal { count: 1, ..ask.goal.clone() };
     let goals: Vec<Goal> = asks.iter().map(goal).collect();
     let shape = BatchShape::new(segments).unwrap();
-    let LocalGeneration { tokens: told, decoded, .. } =
+    let LocalGeneration { tokens: events, decoded, .. } =
         cluster.generate_steps(Phase::Prefill, &shape, &prompts, &goals, None)?;
-    let running = |((told, breadth), (slot, ask)): (
+    let running = |((events, breadth), (slot, ask)): (
         (Vec<TokenEvent>, CandidateCount),
         &(u32, &'a SequenceRequest),
     )| {
-        assert_eq!(told.len(), 1);
-        Running { slot: *slot, ask, made: tokens(&told), breadth, mask: ask.goal.mask.clone() }
+        assert_eq!(events.len(), 1);
+        Running { slot: *slot, ask, made: tokens(&events), breadth, mask: ask.goal.mask.clone() }
     };
-    Ok(told.into_iter().zip(decoded.breadths).zip(asks).map(running).collect())
+    Ok(events.into_iter().zip(decoded.breadths).zip(asks).map(running).collect())
 }
 
 /// Steps of all sequences until one is over, but no more than `most`.
@@ -170,9 +170,9 @@ fn steps(
     most: u32,
 ) -> Result<LocalGeneration, LocalError> {
     let segment = |of: &Running<'_>| {
-        let past = (of.ask.prompt.len() + of.made.len()) as u32 - 1;
+        let context_len = (of.ask.prompt.len() + of.made.len()) as u32 - 1;
         let wanted = Wanted::Token(of.breadth);
-        Segment { slot: of.slot, context_len: past, cached: true, rows: 1, wanted }
+        Segment { slot: of.slot, context_len, cached: true, rows: 1, wanted }
     };
     let goal = |of: &Running<'_>| Goal { count: of.left().count.min(most), ..of.left() };
     let last: Vec<u32> = running.iter().map(|of| *of.made.last().unwrap()).collect();
@@ -197,11 +197,11 @@ fn together(cluster: &LocalCluster, asks: &[SequenceRequest], at_once: usize) ->
             running.extend(begin(cluster, &[waiting.remove(0)]).unwrap());
         }
         let before: Vec<usize> = running.iter().map(|of| of.made.len()).collect();
-        let LocalGeneration { tokens: told, .. } = steps(cluster, &mut running, 16).unwrap();
-        let most = told.iter().map(Vec::len).max().unwrap();
-        assert!(told.iter().all(|told| (1..=16).contains(&told.len())), "each gets some");
-        let all = running.iter().zip(before).zip(&told);
-        assert!(all.into_iter().all(|((of, n), told)| of.made.len() == n + told.len()));
+        let LocalGeneration { tokens, .. } = steps(cluster, &mut running, 16).unwrap();
+        let most = tokens.iter().map(Vec::len).max().unwrap();
+        assert!(tokens.iter().all(|tokens| (1..=16).contains(&tokens.len())), "each gets some");
+        let all = running.iter().zip(before).zip(&tokens);
+        assert!(all.into_iter().all(|((of, n), tokens)| of.made.len() == n + tokens.len()));
         let (done, left) = running.into_iter().partition(Running::is_over);
         running = left;
         let done: Vec<Running<'_>> = done;

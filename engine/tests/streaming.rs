@@ -51,7 +51,7 @@ fn plan(model: &ModelDir, strategy: Strategy, devices: usize, cache: Cache) -> P
 
 /// The plan with weights from disk: pieces are small, `spare` blocks more than the largest are there, and of
 /// each `of` pieces one stays, if any.
-fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, of: u32) -> Plan {
+fn streamed(model: &ModelDir, plan: &Plan, room: Room, loaders: u16, spare: u64, of: u32) -> Plan {
     let mut plan = plan.clone();
     for device in &mut plan.ring {
         let mut streaming = Streaming {
@@ -59,7 +59,7 @@ fn streamed(model: &ModelDir, plan: &Plan, room: Room, agents: u16, spare: u64, 
             piece: Bytes(8 << 10),
             buffer: Bytes(0),
             room,
-            loaders: agents,
+            loaders,
             resident: Vec::new(),
         };
         device.streaming = Some(streaming.clone());

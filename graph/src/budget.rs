@@ -28,9 +28,9 @@ const PACKED_ROWS: u64 = 154;
 const WAITING: u64 = 1 << 10;
 const AT_A_TIME: u64 = 32;
 
-/// Values of queries that attention packs at a time, with as many of their context; `KEYS` is what it works in
-/// besides.
+/// Values of queries that attention packs at a time, with as many of their context.
 const QUERIES: u64 = 20 << 10;
+/// Values that attention works in besides.
 const KEYS: u64 = 44 << 10;
 /// Lanes added to fill up vectors.
 const MORE_LANES: u64 = 128;

@@ -89,15 +89,15 @@ impl<T: Clone> Lowered<T> {
         let entry = match kept {
             Some(entry) => entry,
             None => {
-                let made = make(&shape)?;
-                Entry { plan: plan.clone(), phase, shape, programs: made }
+                let programs = make(&shape)?;
+                Entry { plan: plan.clone(), phase, shape, programs }
             }
         };
-        let made = entry.programs.clone();
+        let programs = entry.programs.clone();
         if self.entries.len() == self.most {
             self.entries.pop_front();
         }
         self.entries.push_back(entry);
-        Ok(made)
+        Ok(programs)
     }
 }

@@ -12,7 +12,7 @@ impl ModelDir {
     /// readable part.
     pub fn shape_key(&self) -> String {
         let spec = self.spec();
-        let ModelSpec { family, layers, hidden, heads, intermediate: inner, .. } = spec;
+        let ModelSpec { family, layers, hidden, heads, intermediate, .. } = spec;
         let format = self.format();
         let activations = match self.formats().activations() {
             other if other != Activations::default() && self.formats().has_blocks() => {
@@ -21,7 +21,9 @@ impl ModelDir {
             _ => String::new(),
         };
         let digits = digits(spec);
-        format!("{family}-l{layers}-h{hidden}x{heads}-i{inner}-{format}{activations}-{digits}")
+        format!(
+            "{family}-l{layers}-h{hidden}x{heads}-i{intermediate}-{format}{activations}-{digits}"
+        )
     }
 }
 

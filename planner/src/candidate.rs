@@ -49,7 +49,7 @@ pub(crate) fn ring(
     let extent = spec.extent();
     let heads = spans(&split.heads, units.heads, extent.heads);
     let columns = spans(&split.columns, units.columns, extent.columns);
-    let words = spans(&split.vocabulary, units.vocabulary, extent.vocabulary);
+    let vocabulary = spans(&split.vocabulary, units.vocabulary, extent.vocabulary);
     let modes = modes(spec.layers, by_rows);
     let ring = members.iter().enumerate().map(|(at, &member)| {
         let rows = split.rows[at] as u32;
@@ -67,7 +67,8 @@ pub(crate) fn ring(
                 (true, false) => Span::empty(),
             },
         });
-        let part = Assignment { blocks: blocks.collect(), row_weight: rows, vocabulary: words[at] };
+        let part =
+            Assignment { blocks: blocks.collect(), row_weight: rows, vocabulary: vocabulary[at] };
         device(&request.offers[member], part)
     });
     // A device without a part in anything does not stand in a ring.
@@ -80,7 +81,7 @@ pub(crate) fn stages(
     request: &Request<'_>,
     members: &[usize],
     layers: &[u32],
-    words: &[Span<galaxy_common::Token>],
+    vocabulary: &[Span<galaxy_common::Token>],
     means: Transport,
 ) -> Plan {
     let spec = request.spec;
@@ -95,7 +96,7 @@ pub(crate) fn stages(
                 columns: Span::first(spec.intermediate),
             }],
             row_weight: u32::from(place + 1 == members.len()),
-            vocabulary: words[place],
+            vocabulary: vocabulary[place],
         };
         device(&request.offers[member], part)
     });

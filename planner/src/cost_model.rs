@@ -263,7 +263,7 @@ impl Tables {
                 cut(rows, &|run| mlp(run, columns)) + moved(rows)
             })
         });
-        let words = of_vocabulary(request, device, units, loads);
+        let vocabulary = of_vocabulary(request, device, units, loads);
         let of_rows = |of: &dyn Fn(Load, f64) -> f64| {
             cost_curve(units.rows as usize, |unit| {
                 if unit == 0.0 {
@@ -300,7 +300,7 @@ impl Tables {
             attention(own, all_heads) + attend(load, own, all_heads) + moved
         });
         let rows_mlp = of_rows(&|_, own| mlp(own, inner));
-        Self { heads, columns, vocabulary: words, rows, rows_tensor, rows_attention, rows_mlp }
+        Self { heads, columns, vocabulary, rows, rows_tensor, rows_attention, rows_mlp }
     }
 }
 

@@ -133,10 +133,10 @@ impl Memory {
         let columns = of(spec.intermediate, units.columns, &|columns| {
             self.layers.weights(&one, Span::empty(), columns, 0)
         });
-        let words = of(spec.extent().vocabulary, units.vocabulary, &|words| {
-            self.layers.weights(&one, Span::empty(), 0, words)
+        let vocabulary = of(spec.extent().vocabulary, units.vocabulary, &|vocabulary| {
+            self.layers.weights(&one, Span::empty(), 0, vocabulary)
         });
-        ShardBytes { heads, columns, vocabulary: words }
+        ShardBytes { heads, columns, vocabulary }
     }
 
     /// Bytes by units, in all layers that are cut by heads or columns, with what programs work in.
@@ -168,13 +168,13 @@ impl Memory {
                 mlp * held + if mlp > 0 { rows * u64::from(columns) } else { 0 }
             });
         // Logits, and the same on their way to the coordinator.
-        let words = sized(
+        let vocabulary = sized(
             &weights.vocabulary,
             spec.extent().vocabulary,
             units.vocabulary,
-            &|held, words| held + 2 * rows * u64::from(words),
+            &|held, vocabulary| held + 2 * rows * u64::from(vocabulary),
         );
-        ShardBytes { heads, columns, vocabulary: words }
+        ShardBytes { heads, columns, vocabulary }
     }
 
     /// Bytes of the process, of what kernels work in, and of what every device holds.

@@ -76,9 +76,10 @@ pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, 
         mean.add(&run(request, plan, Phase::Prefill, &shape)?, share);
         if made > 0 {
             // The token in the middle stands for all.
-            let past = (rows + made / 2).min(request.spec.position_limit().saturating_sub(1));
+            let context_len =
+                (rows + made / 2).min(request.spec.position_limit().saturating_sub(1));
             let wanted = Wanted::Token(CandidateCount::Few);
-            let segment = Segment { slot: 0, context_len: past, cached: true, rows: 1, wanted };
+            let segment = Segment { slot: 0, context_len, cached: true, rows: 1, wanted };
             let shape =
                 BatchShape::new(vec![segment]).map_err(|e| PlanningError::Lower(e.into()))?;
             let one = run(request, plan, Phase::Decode, &shape)?;

@@ -60,8 +60,8 @@ impl StreamingChoice {
             Reading::Auto | Reading::Preload | Reading::Async => Self::PLAIN,
             Reading::Sequential => Self { buffer: 1, room: Room::Parts(1), ..Self::PLAIN },
             Reading::Sync => Self { room: Room::Parts(2), ..Self::PLAIN },
-            Reading::PipeLoad(agents) => {
-                Self { buffer: agents as u64 + 1, layers: true, loaders: agents, ..Self::PLAIN }
+            Reading::PipeLoad(loaders) => {
+                Self { buffer: loaders as u64 + 1, layers: true, loaders, ..Self::PLAIN }
             }
         }
     }

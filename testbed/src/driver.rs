@@ -46,7 +46,7 @@ pub struct Driver {
 
 /// A model that is placed on the devices.
 pub struct Placed<'a> {
-    stage: &'a Driver,
+    driver: &'a Driver,
     fleet: Arc<RemoteFleet>,
     session: Session,
     model: Arc<ModelDir>,
@@ -101,7 +101,7 @@ impl From<Refusal> for Outcome {
 }
 
 impl Driver {
-    /// A stage at the coordinator's place of a testbed, with its identity.
+    /// A driver at the coordinator's place of a testbed, with its identity.
     ///
     /// # Errors
     /// When the threads cannot be started.
@@ -109,7 +109,7 @@ impl Driver {
         let (namespace, loopback) = (namespace(&testbed.name, COORDINATOR), testbed.loopback);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
-            .thread_name("stage")
+            .thread_name("driver")
             .on_thread_start(move || {
                 // A thread that is not inside reaches no device, and its first call says so.
                 if !loopback && let Err(error) = enter(&namespace) {
@@ -121,12 +121,12 @@ impl Driver {
         Ok(Self { runtime, identity: testbed.identity(COORDINATOR) })
     }
 
-    /// Runs a future on the threads of the stage: only they are inside the network.
+    /// Runs a future on the threads of the driver: only they are inside the network.
     fn inside<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Result<T> {
-        self.runtime.block_on(self.runtime.spawn(future)).context("the stage broke")
+        self.runtime.block_on(self.runtime.spawn(future)).context("the driver's thread panicked")
     }
 
     /// Places a model, and waits until requests can be served.
@@ -214,7 +214,7 @@ impl Driver {
             drafts: false,
         };
         let session = Session::new(model.clone(), fleet.clone(), limits);
-        Ok(Ok(Placed { stage: self, fleet, session, model: model.clone(), programs: None }))
+        Ok(Ok(Placed { driver: self, fleet, session, model: model.clone(), programs: None }))
     }
 }
 
@@ -246,7 +246,7 @@ impl Placed<'_> {
     pub fn execute(&self, shape: &BatchShape, tokens: &Arc<[u32]>, limit: Duration) -> Result<Run> {
         let (fleet, shape, inputs) = (self.fleet.clone(), shape.clone(), tokens.clone());
         Ok(self
-            .stage
+            .driver
             .inside(async move { fleet.execute(Task::new(shape, inputs), limit).await })??)
     }
 
@@ -263,7 +263,7 @@ impl Placed<'_> {
             ..GenerateOptions::default()
         };
         let session = self.session.clone();
-        let made = self.stage.inside(async move {
+        let made = self.driver.inside(async move {
             let (listener, mut said) = mpsc::channel(1024);
             let begun = Instant::now();
             let making = tokio::spawn(async move {
@@ -317,7 +317,7 @@ impl Placed<'_> {
         };
         let (fleet, epoch, sequence) = (self.fleet.clone(), run.epoch, run.sequence);
         let timelines =
-            self.stage.inside(async move { fleet.timelines(epoch, sequence).await })??;
+            self.driver.inside(async move { fleet.timelines(epoch, sequence).await })??;
         Ok(Observation { run, programs, timelines })
     }
 }
@@ -325,7 +325,7 @@ impl Placed<'_> {
 impl Drop for Placed<'_> {
     fn drop(&mut self) {
         let fleet = self.fleet.clone();
-        // A stage that broke has already reported an error.
-        drop(self.stage.inside(async move { fleet.close().await }));
+        // A driver that broke has already reported an error.
+        drop(self.driver.inside(async move { fleet.close().await }));
     }
 }

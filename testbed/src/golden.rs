@@ -276,7 +276,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
             .map(|(a, b)| Span::new(a, b))
             .collect();
     }
-    let words = apportion(extent.vocabulary, &column(3));
+    let vocabulary = apportion(extent.vocabulary, &column(3));
     let row_weights = match case.strategy {
         Strategy::Pipeline => {
             let last = stages(extent, &weights).iter().rposition(|layers| !layers.is_empty());
@@ -289,7 +289,7 @@ pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
             let part = Assignment {
                 blocks: blocks(case, parallel, extent, &weights, i, (heads[i], columns[i])),
                 row_weight: row_weights[i],
-                vocabulary: words[i],
+                vocabulary: vocabulary[i],
             };
             Ok(DevicePlan {
                 name: DeviceName::new(format!("d{i}"))?,

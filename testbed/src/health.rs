@@ -27,8 +27,8 @@ pub const LEAST_IDLE: f64 = 0.03;
 /// Samples shorter than a second may have as much of it as one of a second.
 pub const MOST_OTHERS: f64 = 0.05;
 
-/// The least speed of kernels, as a share of the best speed of the same kernels over the same tiles; below it
-/// the machine was slower.
+/// The least speed of kernels, as a share of the best speed of the same kernels over the same tiles: where they
+/// are slower than that, the machine was.
 const LEAST_SPEED: f64 = 0.7;
 /// The time between two looks at the machine.
 const LOOK: Duration = Duration::from_millis(250);
@@ -41,8 +41,9 @@ const OF_NOTE: f64 = 0.01;
 
 /// How long cores are kept busy to see whether the host leaves them alone.
 const PROBE: Duration = Duration::from_millis(300);
-/// How long cores rest when the host does not; below it, how often the probe is tried.
+/// How long cores rest when the host does not.
 const REST: Duration = Duration::from_millis(700);
+/// How often the probe is tried.
 const PROBES: usize = 60;
 
 /// What the machine did during a sample. Shares are of the whole machine, unless they say otherwise.

@@ -110,10 +110,9 @@ fn list(models: &[&Model], cache: &Path) {
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | --- | --- |");
     let word = |yes| if yes { "yes" } else { "no" };
     for model in models {
-        let Shape { layers, hidden, heads, intermediate: inner, vocabulary, format, .. } =
-            model.shape;
+        let Shape { layers, hidden, heads, intermediate, vocabulary, format, .. } = model.shape;
         println!(
-            "| {} | {} | {layers} | {hidden} | {heads} | {inner} | {vocabulary} | {:.1} | {format:?} \
+            "| {} | {} | {layers} | {hidden} | {heads} | {intermediate} | {vocabulary} | {:.1} | {format:?} \
              | {} | {} | {} |",
             model.name,
             model.like,

@@ -37,8 +37,9 @@ const PAUSE_NS: u64 = 200_000;
 const SECOND_NS: u64 = 1_000_000_000;
 /// The bytes that are allocated at once, so that the end comes near the limit.
 const STEP: usize = 1 << 20;
-/// The alignment of direct reads, in bytes; below it, their size.
+/// The alignment of direct reads, in bytes.
 const ALIGNED: usize = 4096;
+/// The size of direct reads, in bytes.
 const READ: usize = 1 << 20;
 
 /// The options of `galaxy-testbed quotas`.

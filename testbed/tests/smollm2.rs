@@ -21,12 +21,13 @@ struct Golden {
 #[derive(Deserialize)]
 struct Case {
     messages: Vec<Message>,
-    /// The tokens of the chat; below it, the tokens that were generated behind them.
+    /// The tokens of the chat.
     prompt: Vec<u32>,
+    /// The tokens that were generated behind the chat.
     generated: Vec<u32>,
-    /// How far the second best logit was behind for each of these, over the largest logit; below it, the
-    /// second best tokens.
+    /// How far the second best logit was behind at each generated token, over the largest logit.
     margins: Vec<f32>,
+    /// The second best token at each place.
     seconds: Vec<u32>,
 }
 

@@ -33,8 +33,8 @@ pub(crate) async fn announce(core: Weak<Core>, contact: Contact, at: SocketAddr)
         let Some(core) = core.upgrade() else { return };
         if first || core.silent_for() >= SILENCE {
             first = false;
-            let progress = tell(&core, &contact, at, port).await;
-            let now = match progress {
+            let told = tell(&core, &contact, at, port).await;
+            let now = match told {
                 Ok(attempts) => outcome(&attempts, port),
                 Err(error) => format!("the coordinator is not told where this device is: {error}"),
             };

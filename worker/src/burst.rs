@@ -97,7 +97,7 @@ impl Decode {
         }
         let most = budget::sequences(&active.plan);
         let room = |goal: &TokenGoal| Vec::with_capacity(goal.count as usize);
-        let mut progress = Steps {
+        let mut reported = Steps {
             tokens: goals.iter().map(room).collect(),
             step: Vec::with_capacity(most as usize * TOKEN_VALUES as usize),
             counts: vec![0; goals.len()],
@@ -107,8 +107,8 @@ impl Decode {
         let goals = goals.iter().map(Goal::from).collect();
         let generation = Generation { first: job, goals, steps, drafting };
         let program = |shape: &BatchShape| active.lower(phase, shape).map(|(_, program)| program);
-        let generated = generation.run(executor, program, &mut progress)?;
-        Ok((generated, progress.tokens.concat()))
+        let generated = generation.run(executor, program, &mut reported)?;
+        Ok((generated, reported.tokens.concat()))
     }
 }
 
@@ -124,9 +124,9 @@ struct Steps<'a> {
 }
 
 impl Listener for &mut Steps<'_> {
-    fn token(&mut self, at: usize, progress: &TokenEvent) -> Option<TokenMask> {
-        self.tokens[at].push(progress[0] as u32);
-        self.step.extend_from_slice(progress);
+    fn token(&mut self, at: usize, event: &TokenEvent) -> Option<TokenMask> {
+        self.tokens[at].push(event[0] as u32);
+        self.step.extend_from_slice(event);
         self.counts[at] += 1;
         None
     }
@@ -190,7 +190,7 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         let twice =
-            |past| Segment { slot: 4, context_len: past, cached: true, rows: 1, wanted: token };
+            |context_len| Segment { slot: 4, context_len, cached: true, rows: 1, wanted: token };
         let twice = BatchShape::new(vec![twice(7), twice(8)]).unwrap();
         let goals = vec![v1::TokenGoal { count: 1, stop: vec![] }; 2];
         let burst = v1::Burst { goals, decode: true, tell: true, steps: 1, row_cost: 0.0 };

@@ -236,8 +236,8 @@ impl Execution {
                         Ok(Ran { report, tokens: Vec::new(), decoded: Decoded::default() })
                     }
                     Some(decode) => {
-                        let (progress, tokens) = decode.run(&executor, job, &lowering, &events)?;
-                        let Generated { report, decoded } = progress;
+                        let (generated, tokens) = decode.run(&executor, job, &lowering, &events)?;
+                        let Generated { report, decoded } = generated;
                         Ok(Ran { report, tokens, decoded })
                     }
                 }

@@ -358,8 +358,9 @@ fn text(findings: &Findings) -> String {
     format!("{model} on {cluster}: {plan}\n\n{}", table(&rows))
 }
 
-/// The width and height of the picture; `MARGIN` is the free space at its left, right, top and bottom.
+/// The width and height of the picture.
 const SIZE: (f64, f64) = (760.0, 420.0);
+/// The free space at the left, right, top and bottom of the picture.
 const MARGIN: (f64, f64, f64, f64) = (70.0, 150.0, 50.0, 50.0);
 
 /// Gives the median and the 95th percentile of a level's times, in ms.

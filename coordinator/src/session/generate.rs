@@ -75,9 +75,9 @@ impl Until {
 /// A sequence that generates tokens for whoever listens.
 struct Generation<'a> {
     /// The state of the sequence.
-    way: SequenceState,
+    state: SequenceState,
     /// Its token stream.
-    telling: EventStream<'a>,
+    events: EventStream<'a>,
     /// Until when it is worked on.
     until: Until,
 }
@@ -115,37 +115,37 @@ impl Session {
         self.generates()?;
         let mut answer = self.begin()?;
         let generated = options.generated.clone();
-        let (mut way, stop, tokenized) = self.sequence_state(prompt, options).await?;
+        let (mut state, stop, tokenized) = self.sequence_state(prompt, options).await?;
         answer.tokenized(tokenized);
         let tokenizer = self.inner.files.tokenizer().ok();
-        let stream = tokenizer.map(|tokenizer| tokenizer.stream(way.prompt_tokens()));
+        let stream = tokenizer.map(|tokenizer| tokenizer.stream(state.prompt_tokens()));
         let event = GenerateEvent::Begun {
             request: answer.request(),
-            prompt: way.sequence.prompt as u32,
-            seed: way.sequence.sampling.seed,
+            prompt: state.sequence.prompt as u32,
+            seed: state.sequence.sampling.seed,
             text: stream.is_some(),
             generated: generated.len() as u32,
         };
-        let mut telling = EventStream::new(stream, stop, listener, &self.inner.steps, event);
-        telling.resume(&mut way, &generated);
-        let mut generation = Generation { way, telling, until };
+        let mut events = EventStream::new(stream, stop, listener, &self.inner.steps, event);
+        events.resume(&mut state, &generated);
+        let mut generation = Generation { state, events, until };
         let result = self.steps(&mut generation, &mut answer).await;
-        let Generation { way, mut telling, .. } = generation;
+        let Generation { state, mut events, .. } = generation;
         let (epoch, forgotten) =
-            self.inner.steps.depart(self.caller.who(), &way.sequence, way.reusable_rows());
+            self.inner.steps.depart(self.caller.who(), &state.sequence, state.reusable_rows());
         for slot in forgotten {
             self.inner.fleet.forget(epoch, slot).await;
         }
-        answer.count(way.sequence.tokens.len() as u64);
+        answer.count(state.sequence.tokens.len() as u64);
         let report = answer.end();
         if let Some(finish) = result? {
             // A sequence that has all its tokens already has no step.
-            telling.begin();
-            if !telling.flush().await {
+            events.begin();
+            if !events.flush().await {
                 return Ok(());
             }
-            let text = telling.rest()?;
-            telling.send(GenerateEvent::Done { finish, text, report }).await;
+            let text = events.rest()?;
+            events.send(GenerateEvent::Done { finish, text, report }).await;
         }
         Ok(())
     }
@@ -158,56 +158,56 @@ impl Session {
     ) -> Result<Option<Finish>, RequestError> {
         let mut between: Option<RejoinGuard> = None;
         // A sequence that resumes may end with the last token that it has.
-        if let Some(finish) = self.flush_events(&mut generation.telling).await? {
+        if let Some(finish) = self.flush_events(&mut generation.events).await? {
             return Ok(finish);
         }
         loop {
-            let Generation { way, telling, until } = generation;
-            if way.left() == 0 {
+            let Generation { state, events, until } = generation;
+            if state.left() == 0 {
                 return Ok(Some(Finish::Length));
             }
-            if telling.listener.is_closed() {
+            if events.listener.is_closed() {
                 return Ok(None);
             }
             if until.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(self.late(until.late.clone()));
             }
             let (tell, mut told) = mpsc::unbounded_channel();
-            let (before, begun) = (way.generated(), Instant::now());
-            let place = self.inner.steps.wait(self.caller.who(), way.wish(tell));
+            let (before, begun) = (state.generated(), Instant::now());
+            let place = self.inner.steps.wait(self.caller.who(), state.request(tell));
             drop(between.take());
             // A sequence that can begin does not wait for all of the burst that runs.
-            if way.cached.is_none() && self.inner.steps.has_room(way.sequence.tokens.len()) {
+            if state.cached.is_none() && self.inner.steps.has_room(state.sequence.tokens.len()) {
                 self.inner.fleet.end_burst();
             }
             let stepped = self.step(place, generation, answer, &mut told);
             let Some(Answered { came, between: still }) = stepped.await? else { return Ok(None) };
-            let Generation { way, telling, until } = generation;
+            let Generation { state, events, until } = generation;
             while let Ok(one) = told.try_recv() {
-                telling.take(way, one);
+                events.take(state, one);
             }
-            let made = way.generated() - before;
+            let made = state.generated() - before;
             if made > 0 {
                 until.ready = None;
             }
             let failed = match came {
                 StepOutcome::Evicted => {
-                    way.cached = None;
+                    state.cached = None;
                     None
                 }
                 StepOutcome::Step(Ok(step), _) => {
                     answer.ran(&step);
-                    way.ran(&step, made);
-                    telling.begin();
+                    state.ran(&step, made);
+                    events.begin();
                     until.went_well(begun.elapsed());
                     None
                 }
                 // The sequence has all that it needs.
-                StepOutcome::Step(Err(_), _) if telling.finish.is_some() => None,
-                StepOutcome::Step(Err(error), together) => way.failed(error, together)?,
+                StepOutcome::Step(Err(_), _) if events.finish.is_some() => None,
+                StepOutcome::Step(Err(error), together) => state.failed(error, together)?,
             };
             // The next step does not wait for a sequence that ends, or whose client does not keep up.
-            let waits = failed.is_none() && telling.finish.is_none() && !telling.waits();
+            let waits = failed.is_none() && events.finish.is_none() && !events.waits();
             between = waits.then_some(still);
             if let Some(error) = failed {
                 if Instant::now() + AGAIN >= until.unready() {
@@ -216,7 +216,7 @@ impl Session {
                 tracing::info!(request = %answer.request(), %error, "a sequence begins again");
                 tokio::time::sleep(AGAIN).await;
             }
-            if let Some(finish) = self.flush_events(telling).await? {
+            if let Some(finish) = self.flush_events(events).await? {
                 return Ok(finish);
             }
         }
@@ -235,10 +235,10 @@ impl Session {
     /// any more.
     async fn flush_events(
         &self,
-        telling: &mut EventStream<'_>,
+        events: &mut EventStream<'_>,
     ) -> Result<Option<Option<Finish>>, RequestError> {
-        let heard = telling.flush().await;
-        match telling.finish.take() {
+        let heard = events.flush().await;
+        match events.finish.take() {
             Some(finish) => finish.map(|finish| Some(Some(finish))),
             None if !heard => Ok(Some(None)),
             None => Ok(None),
@@ -254,7 +254,7 @@ impl Session {
         answer: &Answer<'_>,
         told: &mut UnboundedReceiver<TokenEvent>,
     ) -> Result<Option<Answered>, RequestError> {
-        let Generation { way, telling, until } = generation;
+        let Generation { state, events, until } = generation;
         let (deadline, late) = (until.deadline, until.late.clone());
         let mut changes = self.inner.steps.changes();
         // Whether there may be something to run, and whether the sequence can leave: not while a step with it runs.
@@ -274,8 +274,8 @@ impl Session {
                     tokio::select! {
                         biased;
                         Some(one) = told.recv() => {
-                            telling.take(way, one);
-                            if telling.finish.is_some() {
+                            events.take(state, one);
+                            if events.finish.is_some() {
                                 self.inner.fleet.end_burst();
                             }
                         }
@@ -284,7 +284,7 @@ impl Session {
                         }
                         turn = &mut turn, if free => break turn,
                         // A sequence whose listener is gone does not wait in the queue.
-                        () = telling.listener.closed(), if free => match self.leave(&place) {
+                        () = events.listener.closed(), if free => match self.leave(&place) {
                             true => return Ok(None),
                             false => free = false,
                         },
@@ -295,12 +295,12 @@ impl Session {
                         _ = ticks.tick() => match place.waits() {
                             true => {
                                 let readiness = self.readiness();
-                                telling.waiting(&readiness);
+                                events.waiting(&readiness);
                                 if !until.bears(&readiness) && place.leave() {
                                     return Err(self.late(late));
                                 }
                             }
-                            false => telling.begin(),
+                            false => events.begin(),
                         },
                     }
                 }

@@ -459,7 +459,7 @@ impl Runner {
         let of = self.shard.graph.attention(operator).ok_or(NO_OPERATOR)?;
         let kv_heads = of.kv_heads(heads).len();
         let Attended { queries, keys } = call.attended(of, heads.len(), kv_heads)?;
-        let distances = match of.relative_bias {
+        let relative_bias = match of.relative_bias {
             Some((spec, table)) => Some((spec, self.shard.vector(table).ok_or(NO_MATRIX)?)),
             None => None,
         };
@@ -471,7 +471,7 @@ impl Runner {
             of,
             heads,
             kv_of_heads: self.weights.kv_of_heads(operator),
-            relative_bias: distances,
+            relative_bias,
             device: &self.device,
             cache: &self.texts.cache,
         };

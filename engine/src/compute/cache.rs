@@ -455,12 +455,12 @@ mod tests {
             assert!(cache.append(7, 2, 380, whole(&rows, 20, 6)).is_err(), "beyond its blocks");
             assert!(cache.append(7, 0, 0, whole(&rows, 20, 6)).is_err(), "another width");
             assert!(cache.append(8, 2, 0, whole(&rows, 20, 6)).is_err(), "no such text");
-            let context_len = cache.cached_rows(7, 2, 205).ok().expect("kept");
+            let cached = cache.cached_rows(7, 2, 205).ok().expect("kept");
             for row in 185..205 {
                 let want = kept(&rows[(row - 185) * 6..][..6]);
                 let (mut group, mut value) = ([0.0; 3 * GROUP], [0.0; 3]);
-                context_len.keys(row / GROUP, 0, 3).widen(&mut group);
-                context_len.value(row, 0, 3).widen(&mut value);
+                cached.keys(row / GROUP, 0, 3).widen(&mut group);
+                cached.value(row, 0, 3).widen(&mut value);
                 let keys = [0, 1, 2].map(|column| group[column * GROUP + row % GROUP]);
                 assert_eq!((&keys[..], &value[..]), want.split_at(3), "{row}");
             }

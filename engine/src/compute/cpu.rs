@@ -444,7 +444,7 @@ impl CpuEngine {
             group: attention.group.max(1) as usize,
             width: attention.width as usize,
         };
-        let distances = match attention.relative_bias {
+        let relative_bias = match attention.relative_bias {
             Some((of, table)) => {
                 let table = self.shard.vector(table).ok_or(NO_MATRIX)?;
                 let longest = call.binding.shape.segments().iter().map(|s| s.rows).max();
@@ -461,7 +461,7 @@ impl CpuEngine {
             of: attention,
             cache: Some(&self.texts.cache),
             layer,
-            relative_bias: distances,
+            relative_bias,
         };
         let (scratch, shape) = (&mut self.attention, &call.binding.shape);
         attention::attend(&self.threads, scratch, sources, shape, queries.rows, context);

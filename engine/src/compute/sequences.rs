@@ -36,8 +36,8 @@ pub(crate) fn texts(shard: &Shard, cache: Cache) -> Sequences {
 
 impl Sequences {
     fn new(cache: KvCache, slice: u32) -> Self {
-        let (choosers, asked) = (BTreeMap::new(), BTreeMap::new());
-        Self { cache, samplers: choosers, gathered: Vec::new(), prompt_tokens: asked, slice }
+        let (samplers, prompt_tokens) = (BTreeMap::new(), BTreeMap::new());
+        Self { cache, samplers, gathered: Vec::new(), prompt_tokens, slice }
     }
 
     /// Takes room for a sequence in these blocks, in place of those that its slot had.
@@ -131,9 +131,9 @@ impl Sequences {
             if left.len() < room {
                 return Err(OpError::Why("the tile of candidates has too little room"));
             }
-            let (chooser, position) = sampler_of(&mut self.samplers, segment)?;
+            let (sampler, position) = sampler_of(&mut self.samplers, segment)?;
             let mask = call.binding.mask(at);
-            let used = chooser.top_k((logits, first), position, candidates, mask, left);
+            let used = sampler.top_k((logits, first), position, candidates, mask, left);
             if ends {
                 sampler::end_burst(left);
             }
@@ -167,11 +167,11 @@ impl Sequences {
         for (at, (_, segment, _)) in call.binding.shape.choices().enumerate() {
             let told = told.next().ok_or(OpError::Why("the result has no room"))?;
             let gathered = self.gathered.get_mut(at).ok_or(NO_TILE)?;
-            let (chooser, position) = sampler_of(&mut self.samplers, segment)?;
+            let (sampler, position) = sampler_of(&mut self.samplers, segment)?;
             let masked = call.binding.mask(at).is_some();
             let chosen = match gathered.best() {
                 Some(f32::NEG_INFINITY) if masked => Err(OpError::NoToken(segment.slot)),
-                _ => chooser.sample(gathered, position, told).ok_or(NO_NUMBER).map(|_| ()),
+                _ => sampler.sample(gathered, position, told).ok_or(NO_NUMBER).map(|_| ()),
             };
             gathered.begin();
             result = result.and(chosen);

@@ -154,11 +154,11 @@ impl Run {
         let Some(at) = binding.shape.choices().position(|(index, ..)| index == segment) else {
             return;
         };
-        let Outcome { outputs, token_values: told, .. } = &mut self.lock().outcome;
-        let told = told.chunks_exact(TOKEN_VALUES as usize).nth(at);
-        if let (Some(output), Some(told)) = (outputs.get_mut(output), told) {
+        let Outcome { outputs, token_values, .. } = &mut self.lock().outcome;
+        let token_values = token_values.chunks_exact(TOKEN_VALUES as usize).nth(at);
+        if let (Some(output), Some(token_values)) = (outputs.get_mut(output), token_values) {
             output.clear();
-            output.extend_from_slice(told);
+            output.extend_from_slice(token_values);
         }
     }
 

@@ -51,8 +51,8 @@ fn left(text: &str, root: &Path) -> Option<Bytes> {
             }
             _ => return None,
         };
-        let intermediate = root.join(path.trim_start_matches('/'));
-        let groups = intermediate.ancestors().filter(|group| group.starts_with(&root));
+        let inner = root.join(path.trim_start_matches('/'));
+        let groups = inner.ancestors().filter(|group| group.starts_with(&root));
         groups.filter_map(|group| room(group, limit, used)).min()
     };
     text.lines().filter_map(of_line).min()

@@ -441,7 +441,7 @@ impl<'a> Loader<'a> {
 }
 
 /// Where in a matrix `inner` begins, if `part` begins at column `first` of it: input and column.
-fn corner(part: &WeightSlice, intermediate: &WeightSlice, first: usize) -> (usize, usize) {
-    let column = first + (intermediate.outputs.start - part.outputs.start) as usize;
-    ((intermediate.inputs.start - part.inputs.start) as usize, column)
+fn corner(part: &WeightSlice, inner: &WeightSlice, first: usize) -> (usize, usize) {
+    let column = first + (inner.outputs.start - part.outputs.start) as usize;
+    ((inner.inputs.start - part.inputs.start) as usize, column)
 }

@@ -129,9 +129,11 @@ pub(crate) struct Panels<'a, F: Format> {
     values: &'a [F::Element],
     /// The number of inputs that are multiplied with.
     pub(crate) inputs: usize,
-    /// The number of inputs that a panel has; `first` is the first that is multiplied with.
+    /// The number of inputs that a panel has.
     pub(crate) apart: usize,
+    /// The first input that is multiplied with.
     first: usize,
+    /// The number of inputs that are multiplied with.
     pub(crate) count: usize,
 }
 

@@ -171,10 +171,10 @@ fn makes_tokens(choice: EngineChoice) {
         let text =
             Sequence { slot, rows: 32, sampling, tokens: prompt.clone(), prompt: prompt.len() };
         executor.begin(text, [0].into()).unwrap();
-        let make = |phase, past, tokens: &[u32], count| {
+        let make = |phase, context_len, tokens: &[u32], count| {
             let rows = tokens.len() as u32;
             let wanted = Wanted::Token(CandidateCount::Few);
-            let segment = Segment { slot, context_len: past, cached: true, rows, wanted };
+            let segment = Segment { slot, context_len, cached: true, rows, wanted };
             let program = |shape: &BatchShape| -> Result<Arc<Program>, RunError> {
                 Ok(Arc::new(
                     lower(dir.spec(), dir.formats(), &plan, phase, shape).unwrap().remove(0),

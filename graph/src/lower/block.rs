@@ -88,8 +88,8 @@ pub(super) fn room(
     let width = (part.heads.len() + 2 * kv_span(spec, part.heads).len()) * spec.head_width;
     let mut tensor = |there, role, width| (there && width > 0).then(|| b.tensor(role, rows, width));
     let qkv = tensor(heads, Role::Qkv, width);
-    let inner = tensor(columns, Role::Intermediate, part.columns.len());
-    BlockInner { qkv: qkv.map(|qkv| (qkv, qkv)), intermediate: inner }
+    let intermediate = tensor(columns, Role::Intermediate, part.columns.len());
+    BlockInner { qkv: qkv.map(|qkv| (qkv, qkv)), intermediate }
 }
 
 /// Runs the first products of a block on some rows.

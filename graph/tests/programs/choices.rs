@@ -183,7 +183,7 @@ fn a_text_fits_the_cache_whoever_shares_its_blocks() {
     let cache = Cache { rows: Cache::BLOCK, ..plan.cache };
     let plan = Plan { cache, max_rows: 64, ..plan };
     let wanted = Wanted::Token(CandidateCount::Few);
-    let row = |slot, past| Segment { slot, context_len: past, cached: true, rows: 1, wanted };
+    let row = |slot, context_len| Segment { slot, context_len, cached: true, rows: 1, wanted };
     let lowered = |segments: Vec<Segment>| {
         let shape = BatchShape::new(segments).unwrap();
         lower(&spec, &Formats::default(), &plan, Phase::Decode, &shape).map(|_| ())

@@ -95,7 +95,7 @@ fn classes() -> HeadSpec {
 fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan {
     let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
     let extent = spec.extent();
-    let (heads, columns, words) = (
+    let (heads, columns, vocabulary) = (
         apportion(extent.heads, &column(0)),
         apportion(extent.columns, &column(1)),
         apportion(extent.vocabulary, &column(3)),
@@ -109,7 +109,7 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
                     columns: columns[i],
                 }],
                 row_weight: weights[i][2],
-                vocabulary: words[i],
+                vocabulary: vocabulary[i],
             };
             DevicePlan {
                 name: DeviceName::new(format!("d{i}")).unwrap(),
@@ -314,7 +314,7 @@ fn any_plan() -> impl Arbitrary<Value = (ModelSpec, Plan, BatchShape)> {
 fn reading(
     spec: &ModelSpec,
     plan: &Plan,
-    (spare, parts, agents, resident): (u64, u16, u16, u64),
+    (spare, parts, loaders, resident): (u64, u16, u16, u64),
 ) -> Plan {
     let mut plan = plan.clone();
     let graph = OperatorGraph::of(spec);
@@ -331,7 +331,7 @@ fn reading(
             piece,
             buffer: Bytes(buffer),
             room,
-            loaders: agents,
+            loaders,
             resident,
         });
     }

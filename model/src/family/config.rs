@@ -135,9 +135,10 @@ fn gpt(config: &Fields<'_>, rows: u32) -> Result<ModelSpec, ModelError> {
         &["num_attention_heads", "n_head"],
         &["num_hidden_layers", "n_layer"],
     )?;
-    let inner = config.count_or_none(&["n_inner"], MAX_INTERMEDIATE)?.unwrap_or(4 * sizes.hidden);
+    let intermediate =
+        config.count_or_none(&["n_inner"], MAX_INTERMEDIATE)?.unwrap_or(4 * sizes.hidden);
     Ok(ModelSpec {
-        intermediate: inner,
+        intermediate,
         norm_place: NormPlace::Pre,
         norm_epsilon: epsilon(config, &["layer_norm_epsilon"], 1e-5)?,
         activation: activation(config, &["activation_function"], Activation::GeluTanh)?,

@@ -19,13 +19,13 @@ pub(super) fn sets(
 ) -> Vec<Vec<usize>> {
     let n = stages.len();
     // The third nearest stands for all.
-    let choice = |d: usize| {
+    let way = |d: usize| {
         let mut near: Vec<f64> =
             (0..n).filter(|&o| o != d).map(|o| hop(o, d).max(hop(d, o))).collect();
         near.sort_by(f64::total_cmp);
         near[2.min(near.len() - 1)]
     };
-    let ways: Vec<f64> = (0..n).map(choice).collect();
+    let ways: Vec<f64> = (0..n).map(way).collect();
     let within = |bound: f64, d: usize| {
         let stage = &stages[d];
         if ways[d] > bound { 0 } else { stage.most.min((bound / stage.layer) as u32) }
@@ -69,12 +69,12 @@ fn least(
     let mut sums = vec![f64::INFINITY; all + 1];
     sums[0] = 0.0;
     let mut taken: Vec<Vec<u32>> = Vec::with_capacity(stages.len());
-    for (stage, (&choice, &cap)) in stages.iter().zip(ways.iter().zip(caps)) {
+    for (stage, (&way, &cap)) in stages.iter().zip(ways.iter().zip(caps)) {
         let mut next = sums.clone();
         let mut own = vec![0u32; all + 1];
         for given in 1..=all {
             for more in 1..=(cap as usize).min(given) {
-                let sum = sums[given - more] + stage.layer / parts * more as f64 + choice;
+                let sum = sums[given - more] + stage.layer / parts * more as f64 + way;
                 if sum < next[given] {
                     (next[given], own[given]) = (sum, more as u32);
                 }

@@ -15,16 +15,18 @@ use crate::{
 
 /// The name of the record that the section shows.
 pub(super) const RECORD: &str = "heterogeneous";
-/// The paper's environments, which are judged; below it, our own.
+/// The paper's environments, which are judged.
 const JUDGED: [&str; 3] = ["D", "E", "F"];
+/// Environments of our own, which are shown and not judged.
 const OTHERS: [&str; 3] = ["G", "H", "I"];
 const MODELS: [&str; 3] = ["distilbert", "bert-large", "gpt2-large"];
-/// The variants that `auto` is compared with, as the planner makes them; below it, in equal parts, as the
-/// paper has them.
+/// The variants that `auto` is compared with, as the planner makes them.
 const PLANNED: [&str; 2] = ["megatron", "sequence"];
+/// The same variants in equal parts, as the paper has them.
 const EQUAL: [&str; 2] = ["megatron-equal", "sequence-equal"];
-/// The least ratio in every cell; below it, the least at best.
+/// The least ratio in every cell.
 const EVERYWHERE: f64 = 1.3;
+/// The least ratio in the best cell.
 const AT_BEST: f64 = 2.5;
 
 /// The faster of two variants, among those that fit in memory.

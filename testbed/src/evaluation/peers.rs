@@ -9,8 +9,9 @@ use crate::{record::LATENCY, report::Table};
 
 /// The name of the record that the section shows.
 pub(super) const RECORD: &str = "peers";
-/// The variant of our runs without TLS, as Gloo runs; below it, the one with TLS.
+/// The variant of our runs without TLS, as Gloo runs.
 const OURS: &str = "galaxy";
+/// The variant of our runs with TLS.
 const WITH_TLS: &str = "galaxy-tls";
 const SINGLE: &str = "pytorch-single";
 const MEGATRON: &str = "pytorch-megatron";

@@ -10,8 +10,9 @@ use crate::{
     report::Table,
 };
 
-/// The name of the record with as much work for each device; below it, the one with the same work for all.
+/// The name of the record with as much work for each device.
 pub(super) const WEAK: &str = "weak";
+/// The name of the record with the same work for all devices.
 pub(super) const STRONG: &str = "strong";
 const ENVIRONMENTS: [&str; 3] = ["A", "B", "C"];
 /// The rate of the links, in Mbit/s.
@@ -19,8 +20,9 @@ const RATE: [Option<u32>; 1] = [Some(1000)];
 const MODELS: [&str; 2] = ["gpt2-large-4", "opt-2.7b-4"];
 /// The environment of four devices, which is judged.
 const FOUR: &str = "C";
-/// The least share of linear scaling; below it, the least speedup.
+/// The least share of linear scaling.
 const OF_LINEAR: f64 = 0.86;
+/// The least speedup.
 const SPEEDUP: f64 = 3.3;
 
 /// The work of a run on all devices over that of a run on one: by operations, or by tokens where those are

@@ -13,9 +13,9 @@ use galaxy_common::Spread;
 
 /// The name of the record that the section shows.
 pub(super) const RECORD: &str = "embed";
-/// The variant of all devices together, with exact values on links; below it, the one with half precision on
-/// links, which is lossy, and the goal is not about that.
+/// The variant of all devices together, with exact values on links.
 const TOGETHER: &str = "auto";
+/// The variant with half precision on links, which is lossy: the goal is not about it.
 const HALF: &str = "auto-f16";
 /// The prefix of a variant that is one device alone, before the device's name.
 const ALONE: &str = "alone-";

@@ -22,8 +22,9 @@ use std::{
     sync::Arc,
 };
 
-/// The samples of each cell that must count, in most contests; below it, how many are taken in a row.
+/// The samples of each cell that must count, in most contests.
 pub(super) const SAMPLES: usize = 4;
+/// How many samples a contender takes in a row.
 const IN_A_ROW: usize = 2;
 /// The samples that are tried for each that is wanted, invalid ones included.
 const PATIENCE: usize = 3;
@@ -33,7 +34,7 @@ pub(super) trait Contest {
     /// A way to run the model, with which others are compared.
     type Contender;
     /// What stays from one turn to the next, with the same model on the same testbed.
-    type Kept: Default;
+    type State: Default;
 
     /// The experiment's name.
     fn name(&self) -> &'static str;
@@ -46,7 +47,7 @@ pub(super) trait Contest {
         &self,
         bench: &Bench<'_>,
         contender: &Self::Contender,
-        kept: &mut Self::Kept,
+        state: &mut Self::State,
         turn: &mut Turn<'_>,
     ) -> Result<Outcome>;
 
@@ -72,7 +73,7 @@ pub(super) trait Contest {
     }
 
     /// Looks at what stayed from turn to turn, once no cell of the model is left.
-    fn end(&self, _: Self::Kept, _: &mut Record) {}
+    fn end(&self, _: Self::State, _: &mut Record) {}
 }
 
 /// The part of an experiment that is run.
@@ -163,14 +164,14 @@ pub(super) fn run<C: Contest>(
             let model = Arc::new(ModelDir::open(&directory)?);
             let (driver, ballast) = (Driver::new(&testbed)?, testbed.ballast()?);
             let bench = Bench { options, testbed: &mut testbed, name, model, driver };
-            let mut kept = C::Kept::default();
+            let mut state = C::State::default();
             rounds(file, (extent.samples, extent.in_a_row), &cells, |next, before, turn| {
                 if contest.settles(next, before) {
                     settle(bench.testbed, options, turn.file, contest.repetition())?;
                 }
-                contest.turn(&bench, next, &mut kept, turn)
+                contest.turn(&bench, next, &mut state, turn)
             })?;
-            contest.end(kept, file);
+            contest.end(state, file);
             drop((bench, ballast));
             testbed.stop_workers()?;
             file.save()?;
@@ -279,8 +280,9 @@ pub(super) struct Bench<'a> {
 /// What was used while something ran.
 pub(super) struct Used {
     pub(super) health: Health,
-    /// What each device had used before; below it, what it had used after.
+    /// What each device had used before.
     pub(super) before: Vec<Usage>,
+    /// What each device had used after.
     pub(super) after: Vec<Usage>,
 }
 

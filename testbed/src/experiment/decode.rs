@@ -26,15 +26,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The experiment's name; below it, one line on what it shows.
+/// The experiment's name.
 pub(super) const NAME: &str = "decode";
+/// One line on what the experiment shows.
 pub(super) const ABOUT: &str = "tokens per second over devices and links, beside the best single device and llama.cpp over RPC";
 /// The paragraph at the beginning of the page.
 const STORY: &str = "A text of 64 tokens is read, and more are made behind it, the likeliest each time: by the plan that `auto` makes (TCP with TLS), by the best single device, and by llama.cpp with an RPC server on each device (plain TCP, layers split over them as it does by itself). Weights are bf16 on all sides, from the same file; a device has one thread. They take turns in one run.";
 const ENVIRONMENTS: &[&str] = &["pair", "two", "two@125Mbit/s", "four", "four@125Mbit/s"];
 const MODELS: &[&str] = &["llama-125m", "llama-1b"];
-/// The tokens of the prompt; below it, the tokens that are generated after the first.
+/// The tokens of the prompt.
 const PROMPT: usize = 64;
+/// The tokens that are generated after the first.
 const MADE: usize = 48;
 /// The context length for which each side reserves memory, in tokens.
 const ROOM: u32 = 256;
@@ -139,7 +141,7 @@ impl Maker<'_, '_> {
 
 impl Contest for Decode {
     type Contender = Contender;
-    type Kept = Option<LlamaCpp>;
+    type State = Option<LlamaCpp>;
 
     fn name(&self) -> &'static str {
         NAME

@@ -27,8 +27,9 @@ use std::{
     time::Duration,
 };
 
-/// The experiment's name; below it, one line on what it shows.
+/// The experiment's name.
 pub(super) const NAME: &str = "embed";
+/// One line on what the experiment shows.
 pub(super) const ABOUT: &str =
     "texts per second of an embedding model, 1 to 64 at once, beside what each device does alone";
 /// The paragraph at the beginning of the page.
@@ -39,8 +40,9 @@ const ENVIRONMENTS: &[&str] = &["B@turn=0.5ms", "B@1000Mbit/s,turn=0.5ms", "F@tu
 /// The model that `scripts/setup` brings, if that was run; else one with random weights in its shape.
 const MODEL: &str = "all-MiniLM-L6-v2";
 const BROUGHT: &str = "models/all-MiniLM-L6-v2";
-/// The numbers of texts at once; below it, the tokens of each text.
+/// The numbers of texts at once.
 const TEXTS: &[u32] = &[1, 2, 4, 8, 16, 32, 64];
+/// The tokens of each text.
 const TOKENS: u32 = 64;
 /// The least share of the sum that all devices together should reach.
 const WANTED: f64 = 0.85;
@@ -54,10 +56,11 @@ const WHO: &str = "variant";
 const COUNT: &str = "texts";
 const PLAN: &str = "plan";
 const WEIGHTS: &str = "weights";
-/// The variant of all devices with exact values on links; below it, the one with half precision on links, and
-/// the prefix of each device alone.
+/// The variant of all devices with exact values on links.
 const AUTO: &str = "auto";
+/// The variant of all devices with half precision on links.
 const HALF: &str = "auto-f16";
+/// The prefix of the variants of one device alone.
 const ALONE: &str = "alone-";
 /// The name of the value that is measured: texts per second.
 const RATE: &str = "texts_per_s";
@@ -127,7 +130,7 @@ fn digest(environment: &Environment) -> String {
 impl Contest for Embed {
     /// A side, and the number of texts.
     type Contender = (Contender, u32);
-    type Kept = ();
+    type State = ();
 
     fn name(&self) -> &'static str {
         NAME

@@ -31,12 +31,13 @@ use std::{
 
 /// The longest that one run may take: the largest model on the slowest devices takes a minute.
 const LIMIT: Duration = Duration::from_secs(600);
-/// The fact of a cell that is the number of tokens of its text; below it, the operations that the text takes.
+/// The fact of a cell that is the number of tokens of its text.
 pub(super) const TOKENS: &str = "tokens";
+/// The fact of a cell that is the number of operations that its text takes.
 pub(super) const FLOPS: &str = "flops";
-/// The fact of a cell that is its environment's number of devices; below it, the rate of the slowest link of
-/// the modelled devices, in Mbit/s.
+/// The fact of a cell that is its environment's number of devices.
 pub(super) const DEVICES: &str = "devices";
+/// The fact of a cell that is the rate of the slowest link of the modelled devices, in Mbit/s.
 pub(super) const RATE: &str = "rate_mbit";
 /// The name of the value that is the speed of kernels over their processor time, in GFLOP/s.
 const SPEED: &str = "kernels_gflops";
@@ -158,7 +159,7 @@ fn unknown(model: &str) -> Result<Option<String>> {
 impl Contest for Variants<'_> {
     type Contender = &'static Variant;
     /// What was learnt of each variant, by its cell's key.
-    type Kept = BTreeMap<String, (&'static Variant, Learner)>;
+    type State = BTreeMap<String, (&'static Variant, Learner)>;
 
     fn name(&self) -> &'static str {
         self.experiment.name
@@ -182,7 +183,7 @@ impl Contest for Variants<'_> {
         &self,
         bench: &Bench<'_>,
         variant: &&'static Variant,
-        learners: &mut Self::Kept,
+        learners: &mut Self::State,
         turn: &mut Turn<'_>,
     ) -> Result<Outcome> {
         let kills = bench.kills()?;
@@ -208,7 +209,7 @@ impl Contest for Variants<'_> {
 
     /// Sets the bounds of all cells: the least compute that one strategy needed is enough for every other of the same
     /// split.
-    fn end(&self, learners: Self::Kept, record: &mut Record) {
+    fn end(&self, learners: Self::State, record: &mut Record) {
         let seen: Vec<(&String, &Variant, CellBound)> = learners
             .iter()
             .map(|(key, (variant, learner))| (key, *variant, learner.seen()))
@@ -265,7 +266,7 @@ impl Variants<'_> {
         bench: &Bench<'_>,
         variant: &Variant,
         placed: &Placed<'_>,
-        learners: &mut <Self as Contest>::Kept,
+        learners: &mut <Self as Contest>::State,
         turn: &mut Turn<'_>,
     ) {
         let environment = &bench.testbed.environment;
@@ -302,7 +303,7 @@ impl Variants<'_> {
         bench: &Bench<'_>,
         variant: &'static Variant,
         placed: &mut Placed<'_>,
-        learners: &mut <Self as Contest>::Kept,
+        learners: &mut <Self as Contest>::State,
         turn: &mut Turn<'_>,
     ) -> Result<()> {
         let count = self.tokens(bench, variant);

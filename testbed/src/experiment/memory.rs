@@ -32,17 +32,20 @@ use std::{
     time::Duration,
 };
 
-/// The experiment's name; below it, one line on what it shows.
+/// The experiment's name.
 pub(super) const NAME: &str = "memory";
+/// One line on what the experiment shows.
 pub(super) const ABOUT: &str =
     "delay and memory of one device whose weights come from disk, by every policy of reading";
 /// The paragraph at the beginning of the page.
 const STORY: &str = "One device, one compute thread, the same kernels and the same shard file for every policy. A request comes while nothing of the weights is in memory; the file is read directly, so that no page cache has it. Memory is the resident memory of the process (rss of its control group), looked at every 5 ms; the group's limit is what the plan said, but for `preload` and `pipeswitch`, which hold everything.";
-/// The samples of each cell; below it, how many are tried for each that counts.
+/// The samples of each cell.
 const SAMPLES: usize = 2;
+/// How many samples are tried for each that counts.
 const PATIENCE: usize = 3;
-/// The tokens of a text; below it, those of a long one.
+/// The tokens of a text.
 const ROWS: u32 = 128;
+/// The tokens of a long text.
 const LONG: u32 = 512;
 /// The tokens of a prompt, and the tokens that are generated after it (Hermes, \u{a7}V).
 const MADE: (u32, u32) = (4, 8);
@@ -106,9 +109,10 @@ const FEW: [Policy; 5] =
     [Policy::Preload, Policy::PipeSwitch, Policy::Sequential, Policy::Async, Policy::PipeLoad(2)];
 /// The memory for generation, in percent of the weights.
 const KEEPS: [u64; 4] = [15, 40, 65, 90];
-/// The buffers, in pieces, and the loaders over which delay is shown where each loader is limited (Hermes,
-/// Fig. 7); below it, where no loader is (Demand Layering, Fig. 13).
+/// The buffers, in pieces, and the loaders over which delay is shown where each loader is limited
+/// (Hermes, Fig. 7).
 const SWEEP_EACH: ([u64; 5], [u16; 4]) = ([2, 4, 8, 16, 24], [1, 2, 4, 6]);
+/// The same where no loader is limited (Demand Layering, Fig. 13).
 const SWEEP_FREE: ([u64; 7], [u16; 2]) = ([1, 2, 3, 4, 6, 8, 12], [1, 2]);
 
 impl Policy {
@@ -282,16 +286,18 @@ impl Case {
             )?);
         }
         let (largest, all) = (self.largest(), self.pieces.len() as u32);
-        let (buffer, room, agents) = match policy {
+        let (buffer, room, loaders) = match policy {
             Policy::Preload => (0, Room::Ring, 1),
             Policy::Sequential => (largest, Room::Parts(1), 1),
             Policy::Sync => (2 * largest, Room::Parts(2), 1),
             Policy::Async => (2 * largest, Room::Ring, 1),
             Policy::PipeSwitch => (self.stored(), Room::Ring, 1),
             // Each loader has a layer, and one is computed with.
-            Policy::PipeLoad(agents) => (u64::from(agents + 1) * self.layer(), Room::Ring, agents),
+            Policy::PipeLoad(loaders) => {
+                (u64::from(loaders + 1) * self.layer(), Room::Ring, loaders)
+            }
             Policy::Auto => (choice.0 * largest, Room::Ring, choice.1),
-            Policy::Ring(pieces, agents) => (pieces * largest, Room::Ring, agents),
+            Policy::Ring(pieces, loaders) => (pieces * largest, Room::Ring, loaders),
             Policy::Keep(_) => (2 * largest, Room::Ring, 1),
         };
         let stays = policy == Policy::Preload;
@@ -301,7 +307,7 @@ impl Case {
             piece: Streaming::PIECE,
             buffer: Bytes(buffer.next_multiple_of(4096).min(self.stored())),
             room,
-            loaders: agents,
+            loaders,
             resident: if stays { vec![Span::first(all)] } else { Vec::new() },
         };
         plan.ring[0].streaming = Some(stream::without_end(&self.pieces, streaming));

@@ -25,8 +25,9 @@ use galaxy_graph::program::Output;
 use serde_json::json;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-/// The experiment's name; below it, one line on what it shows.
+/// The experiment's name.
 pub(super) const NAME: &str = "peers";
+/// One line on what the experiment shows.
 pub(super) const ABOUT: &str =
     "the plan of `auto` beside PyTorch with Gloo: Megatron-style, sequence parallel, one device";
 const ENVIRONMENTS: &[&str] = &["A", "B", "C", "D", "E", "F"];
@@ -37,13 +38,15 @@ const TOKENS: u32 = 284;
 const LIMIT: Duration = Duration::from_secs(600);
 /// The name of the value that is the speed of devices over their processor time, in GFLOP/s.
 const SPEED: &str = "devices_gflops";
-/// The label of the first values of a result; below it, how many values are kept.
+/// The label of the first values of a result.
 const RESULT: &str = "result";
+/// How many of the first values of a result are kept.
 const KEPT: usize = 32;
-/// The label of our plan; below it, the label of how PyTorch keeps weights, and the name of its version in
-/// the record.
+/// The label of our plan.
 const PLAN: &str = "plan";
+/// The label of how PyTorch keeps weights.
 const WEIGHTS: &str = "weights";
+/// The name of the version of PyTorch in the record.
 const VERSION: &str = "PyTorch";
 
 /// The side that runs the model, and its variant.
@@ -144,7 +147,7 @@ impl Runner<'_, '_> {
 
 impl Contest for Peers {
     type Contender = Contender;
-    type Kept = ();
+    type State = ();
 
     fn name(&self) -> &'static str {
         NAME

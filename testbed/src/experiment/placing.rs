@@ -19,11 +19,11 @@ const PROFILES: usize = 5;
 pub(super) fn place<'s>(
     testbed: &Testbed,
     smoke: bool,
-    stage: &'s Driver,
+    driver: &'s Driver,
     cluster: Cluster,
     model: &Arc<ModelDir>,
 ) -> Result<Result<Placed<'s>, Refusal>> {
-    let placed = beside_quotas(testbed, smoke, stage, cluster, model)?;
+    let placed = beside_quotas(testbed, smoke, driver, cluster, model)?;
     if let Ok(placed) = &placed {
         testbed.hold(placed.plan().ring.iter().map(|device| device.name.as_str()))?;
     }
@@ -35,7 +35,7 @@ pub(super) fn place<'s>(
 fn beside_quotas<'s>(
     testbed: &Testbed,
     smoke: bool,
-    stage: &'s Driver,
+    driver: &'s Driver,
     mut cluster: Cluster,
     model: &Arc<ModelDir>,
 ) -> Result<Result<Placed<'s>, Refusal>> {
@@ -53,7 +53,7 @@ fn beside_quotas<'s>(
     for _ in 1..tries {
         health::quiet()?;
         let (before, watch) = (kept(), Watch::start()?);
-        let placed = stage.place(cluster.clone(), model)?;
+        let placed = driver.place(cluster.clone(), model)?;
         let stolen = watch.finish(0)?.steal_share;
         let mut new = kept();
         new.retain(|file| !before.contains(file));
@@ -68,7 +68,7 @@ fn beside_quotas<'s>(
         );
         new.iter().try_for_each(std::fs::remove_file)?;
     }
-    stage.place(cluster, model)
+    driver.place(cluster, model)
 }
 
 /// Bytes per second of the cable of each device of a run, by rank.

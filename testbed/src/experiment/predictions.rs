@@ -16,8 +16,9 @@ use anyhow::{Context, Result};
 use galaxy_common::Spread;
 use serde_json::json;
 
-/// The experiment's name; below it, one line on what it shows.
+/// The experiment's name.
 pub(super) const NAME: &str = "planner";
+/// One line on what the experiment shows.
 pub(super) const ABOUT: &str = "what the planner predicts and what is measured, of table4 and heterogeneous; auto against the best other";
 /// The experiments that measure every strategy as the planner makes it.
 const OF: [&str; 2] = ["table4", "heterogeneous"];

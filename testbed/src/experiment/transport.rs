@@ -36,22 +36,25 @@ use std::{
 };
 use tonic::transport::Channel;
 
-/// The experiment's name; below it, one line on what it shows.
+/// The experiment's name.
 pub(super) const NAME: &str = "transport";
+/// One line on what the experiment shows.
 pub(super) const ABOUT: &str =
     "TCP, TCP with TLS and QUIC: latency, rate, processor time of a byte; which one a plan takes";
 /// The paragraph at the beginning of the page.
 const STORY: &str = "Two workers, each in a network namespace of its own, joined by one link that is shaped both ways, and the probe that `galaxy profile` makes between them: round trips of 16 bytes, then frames of up to 256 KiB one way, acknowledged at the end.";
-/// The model that is planned for; below it, the tokens of its text.
+/// The model that is planned for.
 const MODEL: &str = "bert-large";
+/// The tokens of the text that is planned for.
 const TOKENS: u32 = 284;
-/// The speed of the devices that are planned for, in GFLOP/s, like a core of this machine; below it, the rate
-/// of their memory.
+/// The speed of the devices that are planned for, in GFLOP/s, like a core of this machine.
 const GFLOPS: f64 = 75.0;
+/// The rate of the memory of the devices that are planned for.
 const MEMORY_RATE: f64 = 12.0;
-/// The length of a short bulk in ms; below it, that of a long one. The processor time of a byte is what long
-/// bulks took beyond short ones: both have a handshake and round trips.
+/// The length of a short bulk in ms.
 const SHORT: u32 = 20;
+/// The length of a long bulk in ms. The processor time of a byte is what long bulks took beyond short ones: both
+/// have a handshake and round trips.
 const LONG: u32 = 1000;
 /// The samples of each cell.
 const SAMPLES: usize = 3;

@@ -21,8 +21,9 @@ use super::Running;
 pub const BRING: &str = "testbed/peers/pytorch/bring";
 /// The script that runs on a device.
 const SCRIPT: &str = "testbed/peers/pytorch/gloo.py";
-/// The longest that it may take to start and to read its weights; below it, the longest that a text may take.
+/// The longest that it may take to start and to read its weights.
 const PLACING: Duration = Duration::from_secs(300);
+/// The longest that a text may take.
 const RUNNING: Duration = Duration::from_secs(600);
 /// The time between two looks at whether all of its processes are there.
 const LOOK: Duration = Duration::from_millis(250);

@@ -72,9 +72,9 @@ pub fn runtime() -> io::Result<Runtime> {
     Ok(runtime)
 }
 
-/// The name of the threads for blocking work; below it, how many there are, few so that they are checked
-/// sooner.
+/// The name of the threads for blocking work.
 const POOL: &str = "pool";
+/// The number of threads for blocking work, few so that they are checked sooner.
 const POOL_THREADS: usize = 2;
 
 /// The descriptors of this process that watch others.

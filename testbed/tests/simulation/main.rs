@@ -19,8 +19,9 @@ use std::{
 };
 use world::Keys;
 
-/// The number of stories that the checks play; below it, the number of parts, one for each process.
+/// The number of stories that the checks play.
 const SEEDS: u64 = 1000;
+/// The number of parts of the stories that the checks play, one for each process.
 const PARTS: u64 = 4;
 
 /// The threads and descriptors that are left after a story.

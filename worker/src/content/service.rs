@@ -93,7 +93,7 @@ async fn serve(
 ) -> Result<(), Status> {
     let gone = |_| Status::cancelled("it hung up");
     let send = async |event| supplied.send(Ok(v1::Supplied { event: Some(event) })).await;
-    let mut progress = None;
+    let mut announced = None;
     let mut ticks = tokio::time::interval(TELL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -108,9 +108,9 @@ async fn serve(
                 }
             }
             _ = ticks.tick() => {
-                if progress != Some(shared.arrived()) {
+                if announced != Some(shared.arrived()) {
                     let (arrived, bits) = shared.holding();
-                    progress = Some(arrived);
+                    announced = Some(arrived);
                     send(Event::Holding(bits)).await.map_err(gone)?;
                 }
             }

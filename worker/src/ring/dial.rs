@@ -54,13 +54,13 @@ impl Ring {
     pub(crate) async fn dial_probe(
         &self,
         identity: &Identity,
-        hello: &ProbeHandshake,
+        handshake: &ProbeHandshake,
         to: DeviceName,
         at: PeerAddress,
         link: LinkType,
     ) -> Result<Stream, RingError> {
         let (identity, ring) = (identity.clone(), self.clone());
-        let dial = Dial { handshake: hello.encode(), to, at, link, over: None, identity, ring };
+        let dial = Dial { handshake: handshake.encode(), to, at, link, over: None, identity, ring };
         let once = dial.once(Instant::now() + ATTEMPT).await;
         once.map_err(|(Failure::Again(error) | Failure::Final(error))| error)
     }

@@ -57,10 +57,10 @@ impl Ring {
             if to == wanted.rank {
                 awaited.push((from, name(from)));
             } else if from == wanted.rank {
-                let hello =
+                let handshake =
                     Handshake { epoch: wanted.epoch, from, plan: wanted.digest, name: name(from) };
                 let dial = Dial {
-                    handshake: hello.encode(),
+                    handshake: handshake.encode(),
                     to: name(to),
                     at: wanted.peers[to.index()].clone(),
                     link: wanted.link,

@@ -117,10 +117,10 @@ impl<'a> EventStream<'a> {
     }
 
     /// Takes tokens into the text that were generated for an earlier request.
-    pub(super) fn resume(&mut self, current: &mut SequenceState, generated: &[u32]) {
+    pub(super) fn resume(&mut self, state: &mut SequenceState, generated: &[u32]) {
         for id in generated {
             if self.finish.is_none() {
-                self.add(current, *id);
+                self.add(state, *id);
             }
         }
     }
@@ -131,22 +131,22 @@ impl<'a> EventStream<'a> {
     }
 
     /// Takes a token into the text, if that has not ended, and sends it if there is room.
-    pub(super) fn take(&mut self, current: &mut SequenceState, told: TokenEvent) {
+    pub(super) fn take(&mut self, state: &mut SequenceState, told: TokenEvent) {
         if self.finish.is_some() {
             return;
         }
         self.begin();
-        if let Some(text) = self.add(current, told[0] as u32) {
+        if let Some(text) = self.add(state, told[0] as u32) {
             self.queue.push_back(GenerateEvent::Token(token(&told, text)));
             self.send_waiting();
         }
     }
 
     /// Takes a token into the text. Gives what it adds, as far as that is sure; none where the token cannot be read.
-    fn add(&mut self, current: &mut SequenceState, id: u32) -> Option<String> {
-        Arc::make_mut(&mut current.sequence).tokens.push(id);
+    fn add(&mut self, state: &mut SequenceState, id: u32) -> Option<String> {
+        Arc::make_mut(&mut state.sequence).tokens.push(id);
         let mut text = String::new();
-        if current.ends.contains(&id) {
+        if state.ends.contains(&id) {
             self.finish = Some(Ok(Finish::Stop));
         } else if let Some(stream) = &mut self.stream {
             match stream.push(id) {

@@ -43,23 +43,14 @@ impl SequenceState {
     /// A sequence of which nothing is cached.
     pub(super) fn new(
         (age, priority): (u64, i32),
-        text: Sequence,
+        sequence: Sequence,
         written: bool,
         ends: Arc<[u32]>,
         reusable: bool,
     ) -> Self {
-        let (text, kept, breadth, alone) = (Arc::new(text), None, CandidateCount::Few, false);
-        Self {
-            age,
-            priority,
-            sequence: text,
-            written,
-            ends,
-            cached: kept,
-            candidates: breadth,
-            alone,
-            reusable,
-        }
+        let (sequence, cached, candidates, alone) =
+            (Arc::new(sequence), None, CandidateCount::Few, false);
+        Self { age, priority, sequence, written, ends, cached, candidates, alone, reusable }
     }
 
     /// The tokens behind which generated ones are read as text: those of a prompt that came as text, or none.
@@ -115,7 +106,7 @@ impl SequenceState {
     }
 
     /// What it waits for; `tell` receives its tokens.
-    pub(super) fn wish(&self, tell: mpsc::UnboundedSender<TokenEvent>) -> StepRequest {
+    pub(super) fn request(&self, tell: mpsc::UnboundedSender<TokenEvent>) -> StepRequest {
         StepRequest {
             age: self.age,
             priority: self.priority,
@@ -233,9 +224,9 @@ impl Session {
             return Err(invalid(why));
         }
         self.check_known(0, &generated)?;
-        let text = Sequence { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
+        let sequence = Sequence { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
         let (age, reusable) = (self.inner.steps.arrive(), !spec.turns_by_length());
-        let current = SequenceState::new((age, priority), text, written, ends.into(), reusable);
+        let current = SequenceState::new((age, priority), sequence, written, ends.into(), reusable);
         Ok((current, stop, took))
     }
 }

@@ -76,7 +76,7 @@ pub struct Sequences {
 struct Entry {
     number: u64,
     client: Who,
-    wish: StepRequest,
+    request: StepRequest,
     since: Instant,
     answer: oneshot::Sender<Answered>,
 }
@@ -265,13 +265,13 @@ impl Steps {
     }
 
     /// Has a sequence wait for a step.
-    pub(super) fn wait(self: &Arc<Self>, client: &Who, wish: StepRequest) -> WaitingSequence {
+    pub(super) fn wait(self: &Arc<Self>, client: &Who, request: StepRequest) -> WaitingSequence {
         let (sender, answer) = oneshot::channel();
         let mut state = self.lock();
         state.numbers += 1;
         let number = state.numbers;
         let (client, since) = (client.clone(), Instant::now());
-        state.waiting.push(Entry { number, client, wish, since, answer: sender });
+        state.waiting.push(Entry { number, client, request, since, answer: sender });
         drop(state);
         self.change();
         WaitingSequence { steps: self.clone(), number, answer }
@@ -285,7 +285,7 @@ impl Steps {
         drafts: bool,
     ) -> Option<Next> {
         let mut state = self.lock();
-        let kept = state.waiting.iter().filter_map(|entry| entry.wish.cached);
+        let kept = state.waiting.iter().filter_map(|entry| entry.request.cached);
         let epoch = ready.or(kept.map(|(epoch, _)| epoch).max()).unwrap_or_default();
         let (cache, sequences) = match status.plan.as_deref() {
             Some(plan) => (plan.cache, budget::sequences(plan)),
@@ -322,7 +322,7 @@ impl Steps {
         }
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
         taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
-            (std::cmp::Reverse(entry.wish.candidates), part.count.is_none())
+            (std::cmp::Reverse(entry.request.candidates), part.count.is_none())
         });
         let between = taken.chosen.iter().map(|_| self.between()).collect();
         let task = task(&taken.chosen, (phase, steps, row_cost), epoch);
@@ -347,7 +347,7 @@ impl Steps {
         state.counts.tokens += u64::from(run.decoded.tokens());
         chosen
             .iter()
-            .for_each(|chosen| state.blocks.note_announced(chosen.entry.wish.sequence.slot));
+            .for_each(|chosen| state.blocks.note_announced(chosen.entry.request.sequence.slot));
     }
 }
 
@@ -356,10 +356,10 @@ impl State {
     /// plan is known, its KV cache is too small for them.
     fn refused(&mut self, planned: bool) -> Vec<(Entry, RequestError)> {
         let (epoch, rows) = (self.blocks.epoch(), self.blocks.all() * Cache::BLOCK);
-        let why = |Entry { wish, .. }: &Entry| match wish.cached {
+        let why = |Entry { request, .. }: &Entry| match request.cached {
             Some((of, _)) if of != epoch => Some(RequestError::CacheLost { epoch: of }),
-            _ if planned && wish.sequence.tokens.len() > rows as usize => {
-                let (what, tokens) = ("the sequence".to_owned(), wish.sequence.tokens.len());
+            _ if planned && request.sequence.tokens.len() > rows as usize => {
+                let (what, tokens) = ("the sequence".to_owned(), request.sequence.tokens.len());
                 let limited_by = error::KV_CACHE_TOKENS;
                 Some(RequestError::TooLong { what, tokens, limit: rows, limited_by })
             }
@@ -372,20 +372,20 @@ impl State {
     /// The waiting sequences, as the scheduler sees them.
     fn seen(&self, prefixes: &[Option<Prefix>]) -> Vec<Waiting<&Who>> {
         let (all, now) = (self.waiting.iter().zip(prefixes), Instant::now());
-        all.map(|(Entry { client, wish, since, .. }, prefix)| {
+        all.map(|(Entry { client, request, since, .. }, prefix)| {
             let there = prefix.map_or(0, |prefix| prefix.rows);
-            let past = wish.cached.map_or(there, |(_, rows)| rows);
-            let rows = wish.sequence.tokens.len() as u32 - past;
-            let begins = wish.cached.is_none();
-            let blocks = if begins { 0 } else { self.blocks.held(wish.sequence.slot) };
-            let StepRequest { age, priority, left, alone, .. } = *wish;
+            let context_len = request.cached.map_or(there, |(_, rows)| rows);
+            let rows = request.sequence.tokens.len() as u32 - context_len;
+            let begins = request.cached.is_none();
+            let blocks = if begins { 0 } else { self.blocks.held(request.sequence.slot) };
+            let StepRequest { age, priority, left, alone, .. } = *request;
             let waited = now.saturating_duration_since(*since);
             Waiting {
                 client,
                 priority,
                 waited,
                 age,
-                context_len: past,
+                context_len,
                 rows,
                 left,
                 blocks,
@@ -408,8 +408,8 @@ impl State {
         let evicted = evicted.into_iter().filter_map(|index| all[index].take()).collect();
         let mut taken = Taken { evicted, ..Taken::default() };
         for entry in &taken.evicted {
-            self.blocks.release(entry.wish.sequence.slot);
-            taken.before.push(entry.wish.sequence.slot);
+            self.blocks.release(entry.request.sequence.slot);
+            taken.before.push(entry.request.sequence.slot);
         }
         let sources = parts.iter().filter_map(|part| prefixes[part.index]);
         let sources: Vec<u32> = sources.map(|prefix| prefix.of).collect();
@@ -417,8 +417,8 @@ impl State {
             // The first gets its room even if others lose the rows with which they would begin.
             let needed = if at == 0 { &[] } else { &sources[..] };
             let Some(entry) = all[part.index].take() else { continue };
-            let (slot, prefix) = (entry.wish.sequence.slot, prefixes[part.index]);
-            if entry.wish.cached.is_none() {
+            let (slot, prefix) = (entry.request.sequence.slot, prefixes[part.index]);
+            if entry.request.cached.is_none() {
                 self.blocks.release(slot);
             }
             // Another may have taken over the rows with which it would begin.
@@ -434,8 +434,8 @@ impl State {
             let there = prefix.map_or(0, |prefix| prefix.rows);
             self.counts.prefixes += u64::from(prefix.is_some());
             self.counts.prefix_rows += u64::from(there);
-            let past = entry.wish.cached.map_or(there, |(_, rows)| rows);
-            taken.chosen.push(Chosen { part, entry, context_len: past, table });
+            let context_len = entry.request.cached.map_or(there, |(_, rows)| rows);
+            taken.chosen.push(Chosen { part, entry, context_len, table });
         }
         self.waiting = all.into_iter().flatten().collect();
         self.counts.running = taken.chosen.len();
@@ -446,9 +446,9 @@ impl State {
 }
 
 /// The cached rows with which a sequence begins, and which are not run again.
-fn prefix_of(blocks: &KvBlocks, Entry { client, wish, .. }: &Entry) -> Option<Prefix> {
-    let begins = wish.cached.is_none() && wish.reusable;
-    begins.then(|| blocks.prefix(client, &wish.sequence.tokens)).flatten()
+fn prefix_of(blocks: &KvBlocks, Entry { client, request, .. }: &Entry) -> Option<Prefix> {
+    let begins = request.cached.is_none() && request.reusable;
+    begins.then(|| blocks.prefix(client, &request.sequence.tokens)).flatten()
 }
 
 /// The program of a step in an epoch; none for no sequences.
@@ -460,31 +460,39 @@ fn task(
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
-    for Chosen { part, entry: Entry { wish, .. }, context_len: past, table } in chosen {
+    for Chosen { part, entry: Entry { request, .. }, context_len, table } in chosen {
         // Only one at a time is asked for all candidates.
-        let breadth = match wish.candidates {
+        let candidates = match request.candidates {
             CandidateCount::All if all => CandidateCount::Many,
-            breadth => breadth,
+            candidates => candidates,
         };
         let wanted = match part.count {
             None => Wanted::Nothing,
             Some(count) => {
-                all |= breadth == CandidateCount::All;
-                goals.push(TokenGoal { count, stop: wish.ends.clone() });
-                Wanted::Token(breadth)
+                all |= candidates == CandidateCount::All;
+                goals.push(TokenGoal { count, stop: request.ends.clone() });
+                Wanted::Token(candidates)
             }
         };
-        let slot = wish.sequence.slot;
-        segments.push(Segment { slot, context_len: *past, cached: true, rows: part.rows, wanted });
-        rows.extend_from_slice(&wish.sequence.tokens[*past as usize..(*past + part.rows) as usize]);
+        let slot = request.sequence.slot;
+        segments.push(Segment {
+            slot,
+            context_len: *context_len,
+            cached: true,
+            rows: part.rows,
+            wanted,
+        });
+        rows.extend_from_slice(
+            &request.sequence.tokens[*context_len as usize..(*context_len + part.rows) as usize],
+        );
         let room = |table: Arc<[u32]>| {
             let rows = table.len() as u32 * Cache::BLOCK;
-            (Arc::new(Sequence { rows, ..Sequence::clone(&wish.sequence) }), table)
+            (Arc::new(Sequence { rows, ..Sequence::clone(&request.sequence) }), table)
         };
         cached.push(CachedSequence {
             room: table.clone().map(room),
             epoch,
-            tell: wish.tell.clone(),
+            tell: request.tell.clone(),
         });
     }
     let shape = BatchShape::new(segments).ok()?;
@@ -536,17 +544,15 @@ impl Session {
         drop(turn);
         let together = chosen.len();
         let mut breadths = result.iter().flat_map(|run| run.decoded.breadths.clone());
-        for (Chosen { part, entry, context_len: past, .. }, between) in
-            chosen.into_iter().zip(between)
-        {
-            let breadth = part.count.and_then(|_| breadths.next());
+        for (Chosen { part, entry, context_len, .. }, between) in chosen.into_iter().zip(between) {
+            let candidates = part.count.and_then(|_| breadths.next());
             let stepped = |run: &Arc<Run>| Stepped {
                 run: run.clone(),
                 phase,
                 shape: run.decoded.last.as_ref().unwrap_or(&shape).clone(),
-                context_len: past,
+                context_len,
                 rows: part.rows,
-                candidates: breadth,
+                candidates,
                 queued: begun.saturating_duration_since(entry.since),
             };
             let came =
@@ -621,7 +627,7 @@ mod tests {
                 while going.len() < at_once && let Some((base, prompt, left)) = to_come.pop() {
                     let rows = (prompt as u32 + left).min(most);
                     let current = sequence_state(steps.arrive(), base, prompt, rows);
-                    let place = steps.wait(&None, current.wish(tell.clone()));
+                    let place = steps.wait(&None, current.request(tell.clone()));
                     going.push((base, current, place));
                 }
                 if going.is_empty() {
@@ -634,16 +640,16 @@ mod tests {
                     return Err(TestCaseError::fail("nobody runs"));
                 };
                 prop_assert!(!taken.chosen.is_empty() || !taken.evicted.is_empty());
-                let slots: Vec<u32> = taken.evicted.iter().map(|of| of.wish.sequence.slot).collect();
+                let slots: Vec<u32> = taken.evicted.iter().map(|of| of.request.sequence.slot).collect();
                 for (_, current, place) in &mut going {
                     if slots.contains(&current.sequence.slot) {
                         current.cached = None;
-                        *place = steps.wait(&None, current.wish(tell.clone()));
+                        *place = steps.wait(&None, current.request(tell.clone()));
                     }
                 }
                 drop(between);
                 for Chosen { part, entry, context_len, .. } in taken.chosen {
-                    let slot = entry.wish.sequence.slot;
+                    let slot = entry.request.sequence.slot;
                     let at = going.iter().position(|(_, current, _)| current.sequence.slot == slot).unwrap();
                     let (base, current, _) = &mut going[at];
                     let made = part.count.map_or(0, |count| match phase {
@@ -662,7 +668,7 @@ mod tests {
                         drop(place);
                         steps.depart(&None, &current.sequence, current.reusable_rows());
                     } else {
-                        going[at].2 = steps.wait(&None, current.wish(tell.clone()));
+                        going[at].2 = steps.wait(&None, current.request(tell.clone()));
                     }
                 }
             }

@@ -40,9 +40,8 @@ pub(super) fn activate(activation: Activation, rows: Tensor<2>) -> Tensor<2> {
         // negative numbers.
         Activation::GeluTanh => {
             let cube = rows.clone() * rows.clone() * rows.clone();
-            let intermediate =
-                (rows.clone() + cube * 0.044_715) * (2.0 / std::f32::consts::PI).sqrt();
-            rows * (intermediate.tanh() + 1.0) * 0.5
+            let inner = (rows.clone() + cube * 0.044_715) * (2.0 / std::f32::consts::PI).sqrt();
+            rows * (inner.tanh() + 1.0) * 0.5
         }
         Activation::Silu => activation::silu(rows),
         Activation::Relu => activation::relu(rows),

@@ -210,14 +210,14 @@ fn attend_by(
     parts.clear();
     let segments = shape.placed().filter(|(segment, _)| segment.overlaps(rows));
     let part = |(text, segment): (Span<Row>, &Segment)| {
-        let (kept, slot) = (segment.cached, segment.slot);
+        let (cached, slot) = (segment.cached, segment.slot);
         let rows = text.intersect(rows);
         QueryRun {
             rows,
             text,
             slot,
-            context_len: if kept { segment.context_len } else { 0 },
-            cached: kept,
+            context_len: if cached { segment.context_len } else { 0 },
+            cached,
         }
     };
     parts.extend(segments.map(part));
@@ -313,7 +313,7 @@ impl Job<'_> {
     /// Computes a share on this thread.
     fn run(&self, share: Share<'_>) {
         let Share { kv_heads, rows, mut context } = share;
-        let Sources { layout, of, relative_bias: distances, .. } = self.sources;
+        let Sources { layout, of, relative_bias, .. } = self.sources;
         let room = &self.rooms[self.threads.index()];
         let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
         let first_column = layout.sharing(kv_heads.start).start * layout.width;
@@ -326,9 +326,9 @@ impl Job<'_> {
                 let columns = heads.len() * layout.width;
                 let (row, height) = (own.start() - rows.start(), own.len() as usize);
                 let column = heads.start * layout.width - first_column;
-                let (past, kept_as) = self.past(part);
+                let (cached, kept_as) = self.past(part);
                 let lanes = Lanes {
-                    cached: past,
+                    cached,
                     value_type: kept_as,
                     column: layout.key(kv_head),
                     queries: self.sources.query(own, layout.query(heads.start), columns),
@@ -342,7 +342,7 @@ impl Job<'_> {
                     first_row: (part.context_len + own.start() - part.text.start()) as usize,
                     window: of.window_before.map(|rows| rows as usize),
                     ahead: of.window_after.map(|rows| rows as usize),
-                    relative_bias: distances.map(|table| {
+                    relative_bias: relative_bias.map(|table| {
                         let row = (own.start() - part.text.start()) as usize;
                         table.of(layout.first_head + heads.start, row)
                     }),

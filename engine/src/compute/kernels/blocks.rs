@@ -64,8 +64,9 @@ const LINE: usize = 4 * PANEL;
 /// The panels of a matrix in blocks, to be multiplied with.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockPanels<'a> {
-    /// The codes of all panels; `headers` are those of all panels, too.
+    /// The codes of all panels.
     pub(crate) codes: &'a [u8],
+    /// The headers of all panels.
     pub(crate) headers: &'a [u8],
     pub(crate) format: WeightFormat,
     pub(crate) block: WeightBlock,

@@ -177,10 +177,10 @@ mod tests {
     #[test]
     fn rows_of_a_kept_text_know_what_it_was_asked_with() {
         use galaxy_common::{Segment, Wanted};
-        let segment = |slot, past, kept, rows| Segment {
+        let segment = |slot, context_len, cached, rows| Segment {
             slot,
-            context_len: past,
-            cached: kept,
+            context_len,
+            cached,
             rows,
             wanted: Wanted::Hidden,
         };

@@ -146,18 +146,18 @@ impl SimdOp for Moments<'_> {
         let ops = isa.f32();
         let by = ops.splat(self.by);
         // Four of each, so that no addition waits for the one before it.
-        let (mut sums, mut patches) = ([ops.zero(); 4], [ops.zero(); 4]);
+        let (mut sums, mut squares) = ([ops.zero(); 4], [ops.zero(); 4]);
         let mut blocks = self.row.chunks_exact(4 * ops.len());
         for block in &mut blocks {
             for at in 0..4 {
                 let value = ops.sub(ops.load(&block[at * ops.len()..]), by);
                 sums[at] = ops.add(sums[at], value);
-                patches[at] = ops.mul_add(value, value, patches[at]);
+                squares[at] = ops.mul_add(value, value, squares[at]);
             }
         }
         let [a, b, c, d] = sums;
         let mut sum = ops.sum(ops.add(ops.add(a, b), ops.add(c, d)));
-        let [a, b, c, d] = patches;
+        let [a, b, c, d] = squares;
         let mut square = ops.sum(ops.add(ops.add(a, b), ops.add(c, d)));
         for value in blocks.remainder() {
             sum += value - self.by;

@@ -33,8 +33,9 @@ pub(super) struct Sample {
 pub(super) struct MeasuringDevice {
     /// Bytes that may be taken besides what the process holds already.
     pub(super) memory: Bytes,
-    /// The largest cache of the processor; `load` are the bytes of weights that there is time to load.
+    /// The largest cache of the processor.
     pub(super) cache: Bytes,
+    /// The bytes of weights that there is time to load.
     pub(super) load: Bytes,
     /// The format in which its weights take most of the engine's memory.
     pub(super) format: WeightFormat,

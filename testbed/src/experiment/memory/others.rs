@@ -26,8 +26,9 @@ use std::{
 
 /// The number of requests in a row.
 const REQUESTS: u32 = 1000;
-/// The numbers of loaders beside as many jobs of `fio`; below it, how often both take turns.
+/// The numbers of loaders beside as many jobs of `fio`.
 const LOADERS: [u16; 3] = [1, 2, 4];
+/// How often loaders and `fio` take turns.
 const TURNS: usize = 5;
 /// The bytes that `fio` reads at a time, as our loaders do.
 const BLOCK: u64 = 2 << 20;

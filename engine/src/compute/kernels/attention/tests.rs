@@ -49,7 +49,7 @@ fn sources<'a>(qkv: &'a [f32], start: usize, layout: Layout, of: &'a Attention) 
 fn the_past_counts() {
     use galaxy_common::{Cache, CacheType};
     let kv_heads = |layout: Layout| Span::first(layout.kv_heads as u32);
-    for (layout, past, rows) in [
+    for (layout, context_len, rows) in [
         (part(0, 4, 2, 16), 1, 1),
         (part(1, 3, 3, 20), 63, 1),
         (part(0, 2, 1, 64), 200, 3),
@@ -58,24 +58,24 @@ fn the_past_counts() {
     ] {
         let columns = (layout.heads + 2 * layout.kv_heads) * layout.width;
         let keys = layout.heads * layout.width;
-        let whole_text = batch(&[past + rows]);
-        let qkv = Random::default().values((past + rows) as usize * columns);
-        let own = Span::new(past, past + rows);
-        for behind in [None, Some(0), Some(40), Some(past)] {
+        let whole_text = batch(&[context_len + rows]);
+        let qkv = Random::default().values((context_len + rows) as usize * columns);
+        let own = Span::new(context_len, context_len + rows);
+        for behind in [None, Some(0), Some(40), Some(context_len)] {
             let of = &Attention { cap: behind.map(|_| 1.5), ..of(layout, behind, Some(0)) };
             let want = reference(&qkv, 0, layout, of, &whole_text, own);
             let segment =
-                Segment { slot: 5, context_len: past, cached: true, rows, wanted: Wanted::Hidden };
+                Segment { slot: 5, context_len, cached: true, rows, wanted: Wanted::Hidden };
             let shape = BatchShape::new(vec![segment]).expect("a batch");
             for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
                 let limit = Cache { rows: 4 * Cache::BLOCK, values };
                 let heads = [Span::empty(), kv_heads(layout)];
                 let mut cache = KvCache::new(limit, heads.into_iter(), layout.width as u32);
-                let all = whole(&qkv, (past + rows) as usize, columns);
-                let kept = all.part(0, past as usize, keys, columns - keys);
-                assert!(cache.bind(5, past + rows, &[3, 1, 2, 0].into()).is_ok());
+                let all = whole(&qkv, (context_len + rows) as usize, columns);
+                let kept = all.part(0, context_len as usize, keys, columns - keys);
+                assert!(cache.bind(5, context_len + rows, &[3, 1, 2, 0].into()).is_ok());
                 assert!(cache.append(5, 1, 0, kept).is_ok());
-                let here = all.part(past as usize, rows as usize, 0, columns);
+                let here = all.part(context_len as usize, rows as usize, 0, columns);
                 for instructions in Instructions::all() {
                     for count in [1, 2] {
                         let threads = Threads::new(count);
@@ -104,7 +104,7 @@ fn the_past_counts() {
                             own,
                             context,
                         );
-                        let (all, lanes) = (u64::from(past + rows), layout.group as u64);
+                        let (all, lanes) = (u64::from(context_len + rows), layout.group as u64);
                         let width = layout.width as u64;
                         let said = galaxy_graph::budget::attention_scratch(all, lanes, width);
                         for room in &scratch.rooms {
@@ -119,7 +119,10 @@ fn the_past_counts() {
                             CacheType::F16 => 2e-3,
                             CacheType::Q8 => 2e-2,
                         };
-                        assert!(worst < most, "{instructions} {layout:?} {past} {values}: {worst}");
+                        assert!(
+                            worst < most,
+                            "{instructions} {layout:?} {context_len} {values}: {worst}"
+                        );
                     }
                 }
             }
@@ -157,20 +160,15 @@ fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
         let keys = all.part(0, ROWS as usize, queries, columns - queries);
         assert!(cache.append(1, 0, 0, keys).is_ok());
         for instructions in Instructions::all() {
-            let run = |past: u32, rows: u32, beside: u32, count: u16| {
-                let text = Segment {
-                    slot: 1,
-                    context_len: past,
-                    cached: true,
-                    rows,
-                    wanted: Wanted::Hidden,
-                };
+            let run = |context_len: u32, rows: u32, beside: u32, count: u16| {
+                let text =
+                    Segment { slot: 1, context_len, cached: true, rows, wanted: Wanted::Hidden };
                 let other = Segment { slot: 2, context_len: 0, cached: false, ..text };
                 let other = (beside > 0).then_some(Segment { rows: beside, ..other });
                 let segments = [text].into_iter().chain(other).collect();
                 let shape = BatchShape::new(segments).expect("a batch");
                 let height = (rows + beside) as usize;
-                let here = all.part(past as usize, height, 0, columns);
+                let here = all.part(context_len as usize, height, 0, columns);
                 let threads = Threads::new(count);
                 let sources = Sources {
                     queries: here.part(0, height, 0, queries),
@@ -187,16 +185,16 @@ fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
                 out
             };
             let want = run(0, ROWS, 0, 1);
-            for (past, rows) in runs {
+            for (context_len, rows) in runs {
                 for (beside, count) in [(0, 1), (0, 2), (1, 1), (17, 2)] {
-                    if beside > 0 && past + rows + beside > ROWS {
+                    if beside > 0 && context_len + rows + beside > ROWS {
                         continue;
                     }
-                    let got = run(past, rows, beside, count);
-                    let want = &want[past as usize * queries..][..got.len()];
+                    let got = run(context_len, rows, beside, count);
+                    let want = &want[context_len as usize * queries..][..got.len()];
                     let equal = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
                     let unlike = got.iter().zip(want).position(|pair| !equal(pair));
-                    let what = format!("{instructions} {layout:?} {past}+{rows}|{beside}");
+                    let what = format!("{instructions} {layout:?} {context_len}+{rows}|{beside}");
                     assert_eq!(unlike, None, "{what} x{count}");
                 }
             }

@@ -134,12 +134,12 @@ struct Findings {
     peak: Spread,
     /// Reading a buffer far larger than the last-level cache, in GB/s.
     stream: Spread,
-    lines: Vec<Line>,
+    lines: Vec<OperationFigures>,
 }
 
 /// The figures of an operation, or of a whole layer, at one number of rows.
 #[derive(Serialize)]
-struct Line {
+struct OperationFigures {
     rows: u32,
     operation: String,
     inputs: u32,
@@ -313,13 +313,13 @@ impl Runs {
         }
     }
 
-    fn lines(self, rows: u32, peak: f64, stream: f64) -> Vec<Line> {
+    fn lines(self, rows: u32, peak: f64, stream: f64) -> Vec<OperationFigures> {
         let bound = |work: &Work| (work.operations > 0.0).then(|| work.bound(peak, stream));
         let (mut lines, mut head) = (Vec::new(), Vec::new());
         let (mut operations, mut weights, mut sum) = (0.0, 0.0, 0.0);
         for (part, work, times) in &self.operations {
             let ms = Spread::of(times);
-            let line = Line {
+            let line = OperationFigures {
                 rows: work.rows,
                 operation: part.to_string(),
                 inputs: work.inputs,
@@ -339,7 +339,7 @@ impl Runs {
             lines.push(line);
         }
         let ms = Spread::of(&self.layers);
-        lines.push(Line {
+        lines.push(OperationFigures {
             rows,
             operation: "layer".to_owned(),
             inputs: 0,
@@ -381,7 +381,7 @@ fn text(findings: &Findings) -> String {
     ])];
     let mut last = None;
     for line in &findings.lines {
-        let Line { ms, gflops, gigabytes, .. } = line;
+        let OperationFigures { ms, gflops, gigabytes, .. } = line;
         let shape = match line.inputs {
             0 => String::new(),
             _ if line.operation.starts_with("join") => line.inputs.to_string(),
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_needs_no_files() {
+    fn a_shape_is_benchmarked_without_model_files() {
         let findings = findings("--shape tiny-bert --rows 3 --format bf16");
         assert_eq!((findings.format, findings.layers), ("bf16", 2));
         assert_eq!(findings.lines.len(), 8);

@@ -10,7 +10,7 @@ use super::{
     Connection, choice::Choice, decoder::DecoderArgs, failure::Failure, json, pace::Pace, print,
     progress, tell,
 };
-use answer::{Answer, AnswerEvent, Backend};
+use answer::{AnswerEvent, Backend, ChatReply};
 use clap::Args;
 use galaxy_cli::openai::chat::{Chat, Message, TemplateArguments};
 use galaxy_client::GenerateOptions;
@@ -225,7 +225,7 @@ impl Conversation {
     /// The next piece of an answer; its end, once somebody interrupts it.
     async fn next(
         &self,
-        answer: &mut Answer,
+        answer: &mut ChatReply,
         interrupts: &mut Interrupts,
     ) -> Result<AnswerEvent, Failure> {
         tokio::select! {

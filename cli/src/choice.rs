@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn biases_are_read() {
+    fn token_biases_parse_and_malformed_biases_are_errors() {
         assert_eq!(bias("17=-3.5"), Ok((17, -3.5)));
         for wrong in ["17", "=1", "-1=2", "1=x"] {
             assert!(bias(wrong).is_err_and(|error| error.contains("17=-3.5")));

@@ -49,7 +49,7 @@ pub(super) struct Connection {
 /// What to dial: addresses to try in order, the name in the certificate, and the identity to
 /// connect with.
 #[derive(Debug, PartialEq, Eq)]
-struct Target {
+struct ConnectionTarget {
     addresses: Vec<String>,
     name: String,
     identity: Option<PathBuf>,
@@ -77,7 +77,8 @@ impl Connection {
     }
 
     async fn open_as(&self, roles: &[Role]) -> Result<Client, Failure> {
-        let Target { addresses, name, identity } = self.target(home().as_deref(), roles)?;
+        let ConnectionTarget { addresses, name, identity } =
+            self.target(home().as_deref(), roles)?;
         let mut failed = None;
         for address in addresses {
             let mut builder =
@@ -94,7 +95,7 @@ impl Connection {
         Err(failed.map_or_else(|| Failure::new("no coordinator is known"), Failure::from))
     }
 
-    fn target(&self, home: Option<&Path>, roles: &[Role]) -> Result<Target, Failure> {
+    fn target(&self, home: Option<&Path>, roles: &[Role]) -> Result<ConnectionTarget, Failure> {
         // A coordinator on this machine that is named without an identity is asked without one.
         let plain = self.coordinator.as_deref().is_some_and(is_loopback);
         let joined = || {
@@ -107,7 +108,7 @@ impl Connection {
         let given = self.coordinator.clone().or_else(|| self.listens.clone());
         let given = given.map(|address| vec![address]);
         let (known, name) = contact.map(|contact| (contact.addresses, contact.name)).unzip();
-        Ok(Target {
+        Ok(ConnectionTarget {
             addresses: given.or(known).unwrap_or_else(|| vec![DEFAULT_COORDINATOR.to_owned()]),
             name: self
                 .coordinator_name
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_everywhere_is_reached_here() {
+    fn a_wildcard_listen_address_is_reached_by_loopback() {
         for (listen, reached) in [
             ("0.0.0.0:7000", "127.0.0.1:7000"),
             ("[::]:7000", "[::1]:7000"),
@@ -160,10 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn who_joined_needs_no_arguments() {
+    fn a_joined_machine_connects_without_arguments() {
         let dir = tempfile::tempdir().unwrap();
         let home = Some(dir.path());
-        let default = Target {
+        let default = ConnectionTarget {
             addresses: vec![DEFAULT_COORDINATOR.to_owned()],
             name: DEFAULT_NAME.to_owned(),
             identity: None,
@@ -177,7 +178,8 @@ mod tests {
         let name = DeviceName::new("nuc").unwrap();
         let addresses = vec!["192.168.1.10:7000".to_owned()];
         Contact { name, addresses: addresses.clone() }.save(&client).unwrap();
-        let joined = Target { addresses, name: "nuc".to_owned(), identity: Some(client.clone()) };
+        let joined =
+            ConnectionTarget { addresses, name: "nuc".to_owned(), identity: Some(client.clone()) };
         assert_eq!(target(connection(None, None)), joined);
         let here = target(connection(Some("127.0.0.1:7000"), None));
         assert_eq!(here, default, "on this machine without an identity, as was asked for");

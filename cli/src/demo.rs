@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_comes_first() {
+    fn the_most_similar_sentence_is_ranked_first() {
         let vectors: Vec<Vec<f32>> =
             (0..SENTENCES.len()).map(|i| vec![1.0, (i as f32 - 3.0).powi(2) - 9.0]).collect();
         let ranked = ranking(&vectors);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn deviation_is_that_of_the_worst_vector() {
+    fn deviation_is_taken_from_the_worst_vector() {
         let alone = [vec![1.0, 0.0], vec![0.0, 2.0]];
         assert_eq!(deviation(&alone, &alone), Deviation { relative: 0.0, cosine: 1.0 });
         let found = deviation(&[vec![1.0, 0.0], vec![0.0, 1.5]], &alone);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_addresses_are_known() {
+    fn loopback_addresses_count_as_this_machine() {
         let mut status: ClusterStatus = galaxy_proto::v1::StatusReply::default().into();
         assert!(on_this_machine(&status));
         for (address, here) in [

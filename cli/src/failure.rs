@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_says_what_where_and_what_to_do() {
+    fn a_failure_shows_its_cause_place_and_remedy() {
         let failure = Failure::new("no such file").at("ids.json").todo("correct --ids");
         assert_eq!(failure.to_string(), "error: no such file; ids.json; correct --ids");
         assert_eq!(failure.exit_code(), 1);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_apart() {
+    fn each_fault_shows_its_device_and_remedy() {
         assert_eq!(
             refused("device_lost", "it went silent", Some("pi-2"), true),
             "error: it went silent; device \"pi-2\"; look at `galaxy status`, then try again"

@@ -101,7 +101,7 @@ impl GenerateArgs {
 
 /// The object that `--json` prints.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct JsonReply<'a> {
     text: Option<String>,
     tokens: Vec<u32>,
     finish: &'a str,
@@ -175,7 +175,7 @@ impl Show {
                 .made
                 .into_iter()
                 .map(|Token { token, logprob, top, .. }| Logprobs { token, logprob, top });
-            let answer = Answer {
+            let answer = JsonReply {
                 text: self.readable.then_some(self.text),
                 tokens,
                 finish,

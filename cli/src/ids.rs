@@ -101,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn a_missing_ids_file_is_named_in_the_error() {
         let failure = Ids::File("no/such/ids.json".into()).read().unwrap_err();
         assert!(failure.to_string().ends_with("; no/such/ids.json"), "{failure}");
     }
 
     #[test]
-    fn files_are_read() {
+    fn sequences_are_read_from_an_ids_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids.json");
         std::fs::write(&path, "[[1,2],[3]]").unwrap();

@@ -55,7 +55,7 @@ mod tests {
     use safetensors::tensor::{TensorView, serialize_to_file};
 
     #[test]
-    fn tensors_are_one_image_or_several() {
+    fn pixel_tensors_hold_one_image_or_several() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pixels.safetensors");
         let bytes = convert::bytes(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);

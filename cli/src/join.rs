@@ -5,7 +5,7 @@ use clap::Args;
 use galaxy_common::DeviceName;
 use galaxy_proto::{
     identity::{Identity, Role},
-    join::{JoinError, Line, home, identity_in, join as join_by},
+    join::{JoinError, JoinLine, home, identity_in, join as join_by},
 };
 use std::{
     fs,
@@ -71,7 +71,7 @@ pub async fn join(args: JoinArgs) -> Result<(), Failure> {
 
 /// Joins, and tries again where the coordinator asks to wait.
 async fn patient(
-    line: &Line,
+    line: &JoinLine,
     wish: Option<&DeviceName>,
 ) -> Result<galaxy_proto::join::Joined, Failure> {
     let mut waited = Duration::ZERO;
@@ -114,8 +114,8 @@ fn unjoined(into: &Path) -> Result<(), Failure> {
     )))
 }
 
-fn line(given: Option<String>) -> Result<Line, Failure> {
-    let parse = |text: &str| text.parse::<Line>().map_err(|e| Failure::new(e.to_string()));
+fn line(given: Option<String>) -> Result<JoinLine, Failure> {
+    let parse = |text: &str| text.parse::<JoinLine>().map_err(|e| Failure::new(e.to_string()));
     if let Some(text) = given {
         let line = parse(&text)?;
         if line.invitation.several() {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_have_names() {
+    fn host_names_become_device_names() {
         let name = |host: &str| named(host).map(|name| name.to_string());
         assert_eq!(name("raspberrypi\n").as_deref(), Some("raspberrypi"));
         assert_eq!(name("Anna_s-MacBook.local").as_deref(), Some("anna-s-macbook"));
@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_several_is_no_argument() {
+    fn an_invitation_for_several_uses_is_refused_as_an_argument() {
         let id = |several| galaxy_proto::join::InvitationId::random(Role::Device, several).unwrap();
         let text = |several| {
             let addresses = vec!["10.0.0.1:7000".to_owned()];
             let (pin, secret) =
                 (galaxy_proto::join::Pin([1; 16]), galaxy_proto::join::Secret([2; 16]));
-            Line { addresses, pin, invitation: id(several), secret }.text()
+            JoinLine { addresses, pin, invitation: id(several), secret }.text()
         };
         assert!(line(Some(text(false))).is_ok());
         assert_eq!(line(Some(text(true))).unwrap_err().exit_code(), 2);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joined_does_not_join_again() {
+    fn a_machine_that_joined_cannot_join_again() {
         let dir = tempfile::tempdir().unwrap();
         assert!(unjoined(&dir.path().join("device")).is_ok());
         let failed = unjoined(dir.path()).unwrap_err().to_string();

@@ -43,7 +43,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     #[test]
-    fn a_loopback_has_a_rate() {
+    fn the_rate_of_the_loopback_is_measured() {
         assert!(super::measure().unwrap().is_some());
     }
 }

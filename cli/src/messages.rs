@@ -71,7 +71,7 @@ fn sources(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn options_that_messages_name_exist_where_they_are_shown() {
+fn options_in_messages_exist_in_the_commands_that_show_them() {
     let all = Cli::command();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut checked = 0;

@@ -44,7 +44,7 @@ pub struct PlanArgs {
 }
 
 /// Everything that a plan depends on.
-struct Case {
+struct PlanQuestion {
     spec: ModelSpec,
     formats: Formats,
     model: String,
@@ -61,9 +61,9 @@ struct Case {
 /// Runs `galaxy plan`.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let mut case = match (&args.cluster, &args.simulate) {
-        (Some(file), _) => Case::of_cluster(file)?,
+        (Some(file), _) => PlanQuestion::of_cluster(file)?,
         (None, Some(file)) => imagined::read(file)?,
-        (None, None) => Case::of_cluster(nearest()?)?,
+        (None, None) => PlanQuestion::of_cluster(nearest()?)?,
     };
     for change in &args.what_if {
         change
@@ -94,7 +94,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     })
 }
 
-impl Case {
+impl PlanQuestion {
     /// The devices of a cluster file, as they were measured.
     fn of_cluster(file: &Path) -> Result<Self, Failure> {
         let cluster = Cluster::open(file).map_err(|error| {
@@ -114,7 +114,7 @@ impl Case {
         }
         let model = cluster.open_model().map_err(|e| Failure::new(e.to_string()))?;
         let profile = stored(&cluster, &model, file)?;
-        let offer = |device: &galaxy_coord::cluster::Device| {
+        let offer = |device: &galaxy_coord::cluster::DeviceConfig| {
             let measured = profile.device(&device.name).ok()?;
             let own = (measured.memory.0 > 0).then_some(measured.memory);
             Some(galaxy_coord::placement::offer(device, Some(measured.threads), own))

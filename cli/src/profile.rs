@@ -75,7 +75,7 @@ pub async fn profile(args: ProfileArgs) -> Result<(), Failure> {
                 return Err(failed(what).todo("name one of role coordinator in the file"));
             }
             let wanted = Wanted { fresh: args.fresh, links: cluster.links() };
-            let line = Line::new();
+            let line = ProgressLine::new();
             let listener = |progress| line.show(progress);
             let collected = collect(&cluster, &model, &identity, &store, &wanted, &listener).await;
             line.finish();
@@ -121,21 +121,21 @@ fn now() -> u64 {
 
 /// The progress of all that is measured: one line that moves where stderr is a terminal, else a line
 /// every ten seconds.
-struct Line {
+struct ProgressLine {
     /// The line that moves; none where stderr is no terminal.
     bar: Option<ProgressBar>,
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProgressState {
     /// Of each device, the points that were measured, and how many there are in all.
     devices: BTreeMap<DeviceName, (u32, u32)>,
     /// When a line was written last; none before the first.
     written: Option<Instant>,
 }
 
-impl State {
+impl ProgressState {
     /// The line that shows how far all devices are.
     fn now(&mut self, progress: Progress) -> String {
         match progress {
@@ -154,7 +154,7 @@ impl State {
     }
 }
 
-impl Line {
+impl ProgressLine {
     fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn progress_of_many_devices_is_one_line() {
-        let mut state = State::default();
+        let mut state = ProgressState::default();
         let mut at = |name: &str, done| {
             let device = DeviceName::new(name).unwrap();
             let now = "a layer at 4 rows".to_owned();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn it_shows_what_a_planner_reads() {
+    fn a_shown_profile_lists_devices_kernels_and_links() {
         let name = |text: &str| DeviceName::new(text).unwrap();
         let table = |kernel: Kernel| Table {
             kernel,

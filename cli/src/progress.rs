@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_that_is_done_comes_back() {
+    async fn watched_work_returns_its_result() {
         assert_eq!(watch("working", async { 7 }).await, 7);
     }
 }

@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_org_and_name() {
+    fn model_names_other_than_org_slash_name_are_refused() {
         for model in ["name", "/", "a/", "a/b/c", "../x", "a/b?c", "a/..", "a/b c"] {
             let args = PullArgs {
                 model: model.to_owned(),

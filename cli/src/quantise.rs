@@ -48,11 +48,11 @@ struct Findings {
     format: &'static str,
     file: Option<String>,
     bytes: Option<u64>,
-    matrices: Vec<Line>,
+    matrices: Vec<MatrixReport>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct MatrixReport {
     tensor: String,
     stored: &'static str,
     format: &'static str,
@@ -92,7 +92,7 @@ fn done(args: &QuantiseArgs) -> Result<String, Failure> {
         None => None,
     };
     if args.json {
-        let line = |one: &Rounded| Line {
+        let line = |one: &Rounded| MatrixReport {
             tensor: one.tensor.clone(),
             stored: one.stored.name(),
             format: one.format.name(),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gives_what_the_model_gives_that_is_rounded_as_it_is_read() {
+    fn a_quantised_file_gives_the_logits_of_quantisation_on_load() {
         let dir = tempfile::tempdir().unwrap();
         for format in Quantisation::ALL {
             let path = dir.path().join(format!("tiny-{format}.gguf"));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_is_told_of() {
+    fn encoder_quantisation_is_shown_but_a_gguf_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let bert = galaxy_model::shape::Shape::bert(1, 64, 4);
         bert.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_and_devices_agree() {
+    fn shares_must_match_the_number_of_devices() {
         assert_eq!(settings("--share 2,1,1").unwrap().shares, [2.0, 1.0, 1.0]);
         assert_eq!(settings("--devices 2").unwrap().shares, [1.0, 1.0]);
         assert_eq!(settings("--devices 2").unwrap().strategy, Strategy::Galaxy);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_rows_is_for_logits() {
+    async fn all_rows_without_logits_is_refused() {
         let line = "galaxy --ids 1 --all-rows --output pooled".split_whitespace();
         let failure = run(Only::try_parse_from(line).unwrap().run).await.unwrap_err();
         assert_eq!(failure.exit_code(), 2);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_devices_as_a_plan_may_have_give_what_one_gives() {
+    fn a_ring_of_128_devices_matches_one_device_and_129_are_refused() {
         let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden");
         let sequences = [vec![5, 17, 9], vec![1; 20]].map(Input::Ids);
         let run = |model: &str, line: &str| {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_token_is_named() {
+    fn an_unknown_token_id_is_named_in_the_error() {
         let model =
             std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/bert");
         let failure = here(&model, &local(""), &[Input::Ids(vec![1 << 30])], Output::Hidden);

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_shows_who_holds_what() {
+    fn status_shows_the_share_and_memory_of_each_device() {
         let device = DeviceStatus {
             name: "pi-1".to_owned(),
             address: "10.0.0.1:7100".to_owned(),

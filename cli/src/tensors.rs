@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_say_the_format() {
+    fn the_file_extension_selects_the_format() {
         assert_eq!("a.json".parse::<Destination>().unwrap().format, Format::Json);
         assert_eq!("b/a.safetensors".parse::<Destination>().unwrap().format, Format::Safetensors);
         assert!("a.npy".parse::<Destination>().unwrap_err().contains(".safetensors"));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_written_whole() {
+    fn tensor_files_are_written_and_write_errors_name_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.safetensors");
         let destination: Destination = path.to_str().unwrap().parse().unwrap();

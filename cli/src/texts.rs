@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_too_long_can_be_cut() {
+    fn an_error_about_a_too_long_text_suggests_truncate() {
         let error = |code: &str| ClientError::Refused {
             code: code.to_owned(),
             message: "text 0 has 900 tokens".to_owned(),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_text_comes_first() {
+    fn reranked_texts_are_shown_best_first() {
         let ranked = |index, score| galaxy_client::Ranked { index, score };
         let answer = Ranking {
             ranked: vec![ranked(1, 0.75), ranked(0, 0.125)],
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_and_vectors_are_cut() {
+    fn long_texts_and_vectors_are_shortened_when_shown() {
         assert_eq!(values(&[0.5, -1.0]), "[ 0.500000, -1.000000]");
         assert!(values(&[0.0; 384]).ends_with("and 378 more]"));
         assert!(excerpt(&"ä".repeat(200)).ends_with("ä\"..."));

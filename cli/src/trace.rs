@@ -193,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_numbers_or_last() {
+    fn a_request_is_chosen_by_number_or_as_last() {
         assert_eq!("last".parse(), Ok(Which::Last));
         assert_eq!("17".parse(), Ok(Which::Id(RequestId(17))));
         assert!("0".parse::<Which>().is_err() && "first".parse::<Which>().is_err());
     }
 
     #[test]
-    fn the_summary_says_how_much_was_hidden() {
+    fn the_summary_shows_hidden_communication() {
         let trace = trace();
         let summary = Summary::of(&trace, Some("80Mbit/s".parse().unwrap()));
         let text = show(&summary);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_rate_is_said() {
+    fn without_a_link_rate_hidden_communication_is_unknown() {
         let trace = trace();
         let text = show(&Summary::of(&trace, None));
         assert!(text.contains("hidden communication unknown"), "{text}");

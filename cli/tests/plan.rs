@@ -157,7 +157,7 @@ fn imagined(devices: &[(&str, u32, f64, &str)]) -> String {
 }
 
 #[test]
-fn a_measured_cluster_has_a_plan_with_reasons() {
+fn the_plan_of_a_measured_cluster_shows_devices_and_runner_up() {
     let place = ClusterDir::measured(&["pi-1", "pi-2"]);
     let text = place.plan(&[]).good();
     let (columns, rows) = table(&text, "device");
@@ -227,7 +227,7 @@ fn every_strategy_is_compared() {
 
 /// The plan shows what each device reads from disk.
 #[test]
-fn reading_is_shown() {
+fn weight_streaming_is_shown_in_the_plan() {
     let place = ClusterDir::new(&["unused"]);
     let devices = imagined(&[("board", 2, 10.0, "300MB")]);
     let text = place.simulate(&devices, &[]).good();
@@ -246,7 +246,7 @@ fn reading_is_shown() {
 }
 
 #[test]
-fn devices_that_do_not_exist_have_plans() {
+fn imagined_devices_get_a_plan() {
     let place = ClusterDir::new(&["unused"]);
     let devices = imagined(&[("mini-pc", 1, 100.0, "4GB"), ("board", 3, 10.0, "1GB")]);
     let text = place.simulate(&devices, &[]).good();
@@ -275,7 +275,7 @@ fn a_hundred_devices_have_a_plan() {
 }
 
 #[test]
-fn what_if_changes_what_is_planned_for() {
+fn what_if_changes_the_cluster_before_planning() {
     let place = ClusterDir::measured(&["pi-1", "pi-2"]);
     let latency = |more: &[&str]| {
         let json = parsed(&place.plan(&[&["--json"], more].concat()).good());
@@ -302,7 +302,7 @@ fn what_if_changes_what_is_planned_for() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_what_to_do() {
+fn missing_profiles_and_links_are_named_with_a_remedy() {
     let place = ClusterDir::new(&["pi-1", "pi-2"]);
     let error = place.plan(&[]).bad();
     for word in ["no profile of pi-1, pi-2", &place.shape, "galaxy profile --cluster"] {
@@ -335,7 +335,7 @@ fn what_is_missing_is_named_with_what_to_do() {
 }
 
 #[test]
-fn threads_that_a_worker_does_not_grant_are_not_planned_with() {
+fn a_plan_uses_only_the_threads_that_the_profile_measured() {
     let place = ClusterDir::measured(&["pi-1"]);
     let text = fs::read_to_string(&place.file).unwrap();
     fs::write(&place.file, text + "threads = 8\n").unwrap();
@@ -344,7 +344,7 @@ fn threads_that_a_worker_does_not_grant_are_not_planned_with() {
 }
 
 #[test]
-fn one_device_is_a_plan() {
+fn a_cluster_of_one_device_gets_a_plan() {
     let place = ClusterDir::measured(&["pi-1"]);
     let text = place.plan(&[]).good();
     assert!(text.contains("pi-1"), "{text}");
@@ -353,7 +353,7 @@ fn one_device_is_a_plan() {
 }
 
 #[test]
-fn profiles_that_no_measurement_gives_are_refused() {
+fn damaged_or_mismatched_profiles_are_refused() {
     let json =
         serde_json::to_string_pretty(&ClusterDir::new(&["pi-1"]).profile.devices[0]).unwrap();
     let times = json.split("\"nanos\": [").nth(1).unwrap();
@@ -384,7 +384,7 @@ fn profiles_that_no_measurement_gives_are_refused() {
 }
 
 #[test]
-fn imagined_devices_must_make_sense() {
+fn invalid_imagined_devices_are_refused() {
     let place = ClusterDir::new(&["unused"]);
     let good = imagined(&[("board", 2, 10.0, "1GB")]);
     for (from, to, word) in [

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_cut_exactly() {
+    fn bytes_become_rows_only_if_their_sizes_match() {
         let bytes: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
         assert_eq!(rows(&bytes, 2, 2).expect("two by two"), [vec![1.0, 2.0], vec![3.0, 4.0]]);
         assert!(rows(&[], 0, 0).expect("nothing").is_empty());
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_add_up() {
+    fn reports_of_parts_are_summed() {
         let part = |request, device: &str| {
             Report::from(v1::RequestReport {
                 request,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_named() {
+    fn output_names_parse_back() {
         for output in [Output::Hidden, Output::Logits, Output::AllLogits, Output::Pooled] {
             assert_eq!(output.to_string().parse(), Ok(output));
         }

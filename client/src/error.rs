@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_speaks_for_its_source() {
+    fn an_error_in_a_part_keeps_the_code_of_its_source() {
         let part = ClientError::Part { first: 1024, count: 512, source: Box::new(lost()) };
         assert_eq!(part.code(), "device_lost");
         assert!(part.retryable());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_is_the_callers() {
+    fn a_timeout_is_a_deadline_error_and_not_retryable() {
         let error = ClientError::Timeout { timeout: Duration::from_secs(60) };
         assert_eq!((error.code(), error.retryable(), error.device()), ("deadline", false, None));
         assert_eq!(error.to_string(), "no answer within 60s");

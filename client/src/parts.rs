@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn many_texts_go_in_parts() {
+    fn many_texts_are_split_into_parts() {
         assert_eq!(cut(&[3; 5]), [(0, 5)]);
         assert_eq!(cut(&[0; 1024]), [(0, 1024)]);
         let ten_thousand = cut(&[3; 10_000]);
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn large_texts_go_alone() {
+    fn large_texts_get_parts_of_their_own() {
         let large = MAX_BYTES_PER_PART;
         assert_eq!(cut(&[large, 1, large * 2, 1]), [(0, 1), (1, 2), (2, 3), (3, 4)]);
         assert_eq!(cut(&[large - 1, 1, 1]), [(0, 2), (2, 3)]);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_retry_can_help() {
+    fn only_retryable_errors_are_retried_within_the_remaining_time() {
         let policy = RetryPolicy::default();
         assert_eq!(policy.pause(1, false, 0.0, AGES), None);
         assert_eq!(RetryPolicy::never().pause(1, true, 0.0, AGES), None);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_takes_at_most_half() {
+    fn jitter_shortens_a_pause_by_at_most_half() {
         let policy = RetryPolicy { attempts: u32::MAX, ..RetryPolicy::default() };
         assert_eq!(policy.pause(1, true, 1.0, AGES), Some(Duration::from_millis(100)));
         assert_eq!(policy.pause(1, true, 7.0, AGES), Some(Duration::from_millis(100)));

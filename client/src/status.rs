@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_devices_say_can_be_shown() {
+    fn control_characters_in_a_status_are_escaped() {
         let device =
             v1::DeviceStatus { detail: "\x1b[2J\u{202e}gone".to_owned(), ..Default::default() };
         let wire = v1::StatusReply {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_is_what_the_compute_lane_did_not_wait_for() {
+    fn hidden_communication_excludes_waits_of_the_compute_lane() {
         let rate = LinkRate::measured(1_000_000, Duration::from_secs(1)).expect("a rate");
         // 100 KB take 100 ms on this link.
         assert_eq!(device(0, 100_000).hidden(rate), Some(1.0));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_weighed_by_their_bytes() {
+    fn hidden_communication_weights_devices_by_their_bytes() {
         let rate = LinkRate::measured(1_000_000, Duration::from_secs(1)).expect("a rate");
         let trace = Trace {
             chrome_json: String::new(),

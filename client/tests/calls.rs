@@ -221,7 +221,7 @@ fn too_long() -> Status {
 }
 
 #[tokio::test]
-async fn the_best_text_comes_first_whatever_part_it_was_in() {
+async fn reranked_texts_are_ordered_across_parts() {
     let service = Scripted::default();
     let (address, _stop) = serve(service.clone()).await;
     let texts: Vec<String> = (0..1500).map(|i| "x".repeat(1 + i * 7 % 1500)).collect();
@@ -232,7 +232,7 @@ async fn the_best_text_comes_first_whatever_part_it_was_in() {
 }
 
 #[tokio::test]
-async fn retryable_faults_are_tried_again() {
+async fn retryable_faults_are_retried() {
     let service = Scripted::failing([overloaded(), overloaded()]);
     let (address, _stop) = serve(service.clone()).await;
     let answer = client(address).await.embed(&["a", "abc"]).await.unwrap();
@@ -253,7 +253,7 @@ async fn attempts_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_lost_device_is_told_at_once_if_that_is_asked() {
+async fn a_lost_device_fails_the_call_at_once_if_waiting_is_off() {
     let service = Scripted::failing([lost(), lost()]);
     let (address, _stop) = serve(service.clone()).await;
     let error = client(address).await.embed(&["a"]).await.unwrap_err();
@@ -267,7 +267,7 @@ async fn a_lost_device_is_told_at_once_if_that_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_tried_until_its_time_is_over_and_says_what_it_waited_for() {
+async fn a_call_is_retried_until_its_deadline_and_returns_the_last_fault() {
     let service = Scripted::failing(std::iter::repeat_n((), 500).map(|()| lost()));
     let (address, _stop) = serve(service.clone()).await;
     let client = Client::builder().address(address.to_string()).connect().await.unwrap();
@@ -299,7 +299,7 @@ async fn pieces(
 }
 
 #[tokio::test]
-async fn a_text_that_breaks_off_goes_on_behind_what_is_there() {
+async fn a_broken_token_stream_resumes_after_the_received_tokens() {
     let gone = || Status::unavailable("it ended");
     let service = Scripted::default();
     let said = pieces(&service, &[5, 17, 9], &[(0, gone()), (1, gone()), (1, lost())]).await;
@@ -313,7 +313,7 @@ async fn a_text_that_breaks_off_goes_on_behind_what_is_there() {
 }
 
 #[tokio::test]
-async fn a_text_whose_coordinator_just_ends_goes_on_too() {
+async fn a_token_stream_without_an_end_is_retried_and_then_fails() {
     let service = Scripted::default();
     let (address, _stop) = serve(service.clone()).await;
     let options = |max_tokens| GenerateOptions { max_tokens, ..GenerateOptions::default() };
@@ -328,7 +328,7 @@ async fn a_text_whose_coordinator_just_ends_goes_on_too() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_begins_anew_is_not_believed() {
+async fn a_resumed_token_stream_that_starts_over_is_refused() {
     let service = Scripted { forgets: true, ..Scripted::default() };
     let gone = Status::unavailable("it ended");
     let error = pieces(&service, &[5, 17], &[(1, gone)]).await.unwrap_err();
@@ -337,7 +337,7 @@ async fn a_coordinator_that_begins_anew_is_not_believed() {
 }
 
 #[tokio::test]
-async fn other_faults_are_not_tried_again() {
+async fn permanent_faults_are_not_retried() {
     let service = Scripted::failing([too_long()]);
     let (address, _stop) = serve(service.clone()).await;
     let error = client(address).await.embed(&["a"]).await.unwrap_err();
@@ -346,7 +346,7 @@ async fn other_faults_are_not_tried_again() {
 }
 
 #[tokio::test]
-async fn many_texts_go_in_parts_and_come_back_in_order() {
+async fn many_texts_are_sent_in_parts_and_answered_in_order() {
     let service = Scripted::default();
     let (address, _stop) = serve(service.clone()).await;
     let texts: Vec<String> = (0..2500).map(|i| "x".repeat(i % 7)).collect();
@@ -358,7 +358,7 @@ async fn many_texts_go_in_parts_and_come_back_in_order() {
 }
 
 #[tokio::test]
-async fn a_part_that_fails_is_named() {
+async fn an_error_names_the_part_that_failed() {
     let service = Scripted::failing([]);
     let (address, _stop) = serve(service.clone()).await;
     let client = client(address).await;
@@ -369,7 +369,7 @@ async fn a_part_that_fails_is_named() {
 }
 
 #[tokio::test]
-async fn raw_results_come_in_pieces() {
+async fn raw_results_are_assembled_from_pieces() {
     let (address, _stop) = serve(Scripted::default()).await;
     let sequences = [vec![5, 17, 9], vec![3]];
     let answer = client(address).await.run(&sequences, Output::Hidden).await.unwrap();
@@ -382,7 +382,7 @@ async fn raw_results_come_in_pieces() {
 }
 
 #[tokio::test]
-async fn a_text_comes_token_by_token() {
+async fn generated_tokens_arrive_one_by_one() {
     let (address, _stop) = serve(Scripted::failing([overloaded()])).await;
     let client = client(address).await;
     let options = |max_tokens| GenerateOptions { max_tokens, ..GenerateOptions::default() };
@@ -427,7 +427,7 @@ async fn a_call_ends_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_told_to_the_coordinator() {
+async fn a_dropped_call_is_cancelled_at_the_coordinator() {
     let stuck = Arc::new((Notify::new(), Notify::new()));
     let service = Scripted { stuck: Some(stuck.clone()), ..Scripted::default() };
     let (address, _stop) = serve(service).await;
@@ -439,7 +439,7 @@ async fn a_dropped_call_is_told_to_the_coordinator() {
 }
 
 #[tokio::test]
-async fn small_calls_answer() {
+async fn status_trace_and_drain_calls_are_answered() {
     let (address, _stop) = serve(Scripted::default()).await;
     let client = client(address).await;
     assert_eq!(client.status().await.unwrap().state, "ready");
@@ -450,7 +450,7 @@ async fn small_calls_answer() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_hangs_up_on_plain_text_is_explained() {
+async fn a_plain_connection_to_a_tls_coordinator_suggests_an_identity() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // Accepts as a TLS server does, and hangs up on what is no handshake.
@@ -469,7 +469,7 @@ async fn a_coordinator_that_hangs_up_on_plain_text_is_explained() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_said() {
+async fn an_unreachable_address_or_missing_identity_is_named() {
     // Bound and dropped: nobody listens on this port.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = Client::builder().address(address.to_string()).connect().await.unwrap_err();

@@ -99,7 +99,7 @@ mod tests {
     use crate::CacheType;
 
     #[test]
-    fn blocks_are_taken_once_and_come_back() {
+    fn kv_blocks_are_allocated_once_shared_and_released() {
         let mut tables =
             BlockTables::new(Cache { rows: 5 * Cache::BLOCK + 7, values: CacheType::F32 });
         assert_eq!(tables.allocate(3, 1).as_deref(), Some(&[0][..]));

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_which_format() {
+    fn weight_format_names_parse_back() {
         for format in WeightFormat::ALL {
             assert_eq!(format.name().parse(), Ok(format));
             assert_eq!(format.name().to_uppercase().parse(), Ok(format));
@@ -263,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_that_is_held_fills_its_last_panel() {
+    fn a_matrix_in_memory_is_padded_to_full_panels() {
         let format = WeightFormat::Bf16;
         assert_eq!((format.bytes(10, 17), format.held(10, 17)), (340, 640));
         assert_eq!(format.held(10, 32), format.bytes(10, 32));
     }
 
     #[test]
-    fn blocks_are_held_in_hardly_more_bytes_than_files_have() {
+    fn weights_in_memory_take_at_most_3_percent_more_than_in_files() {
         for format in WeightFormat::ALL {
             let (stored, held) = (format.bytes(2048, 512), format.held(2048, 512));
             // Ten inputs begin a group, and a part of a block has all its scales.
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn all_planes_of_a_matrix_are_the_matrix() {
+    fn all_planes_of_a_matrix_have_the_size_of_the_matrix() {
         for format in WeightFormat::FLOATS {
             let held = format.held(3, 17);
             assert_eq!(format.held_planes(3, 17, format.planes()), held);

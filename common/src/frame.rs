@@ -150,7 +150,7 @@ mod tests {
 
     /// The bytes on the wire are a promise to devices that run another build.
     #[test]
-    fn golden_bytes() {
+    fn frame_header_bytes_are_stable() {
         let want = [
             0x47, 0x4c, 0x58, 0x54, 1, 1, 3, 0, 77, 0, 0, 0, 0, 0x10, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1,
             9, 0, 0, 0, 0, 0, 0, 0,
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold() {
+    fn too_long_and_too_short_frames_are_refused() {
         let mut bytes = header().encode();
         bytes[15] = 0xff;
         assert!(matches!(FrameHeader::decode(&bytes), Err(FrameError::TooLong { .. })));
@@ -169,7 +169,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn any_bytes_are_refused_or_encode_back_unchanged(
+            bytes in proptest::collection::vec(any::<u8>(), 0..64),
+        ) {
             if let Ok(header) = FrameHeader::decode(&bytes) {
                 prop_assert_eq!(&header.encode()[..], &bytes[..HEADER_BYTES]);
             }

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_is_escaped_and_what_is_read_is_not() {
+    fn control_characters_are_escaped_and_readable_text_is_unchanged() {
         for (text, want) in [
             ("pi-2 says: größer als 東京 🙂\\n", "pi-2 says: größer als 東京 🙂\\n"),
             ("\x1b[2J\x1b]0;title\x07", "\\u{1b}[2J\\u{1b}]0;title\\u{7}"),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_is_cut_with_a_word() {
+    fn a_long_line_is_cut_and_shows_how_much_is_missing() {
         assert_eq!(line("äbc", 3), "äbc");
         assert_eq!(line("äbcdé", 3), "äbc (and 3 bytes more)");
         let long = line(&"x".repeat(1 << 20), 4000);

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_for_its_owner() {
+    fn new_folders_and_secrets_are_private_to_their_owner() {
         let dir = tempfile::tempdir().unwrap();
         let folder = Folder::make(&dir.path().join("a/b")).unwrap();
         assert_eq!([mode(&dir.path().join("a")), mode(folder.path())], [FOLDER; 2]);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_one_in_a_folder_that_is_open_as_well() {
+    fn a_secret_in_an_open_folder_is_still_checked() {
         let dir = tempfile::tempdir().unwrap();
         set(dir.path(), 0o755);
         let (secret, link) = (dir.path().join("secret"), dir.path().join("link"));
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_inside_is_followed() {
+    fn symlinks_inside_a_private_folder_are_not_followed() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let there = Folder::mend(other.path()).unwrap();
         there.write_secret("key", b"k").unwrap();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_somebody_else_is_refused() {
+    fn files_of_another_user_are_refused() {
         let user = geteuid().as_raw();
         let path = Path::new("keys/key.pem");
         let of = |owner| About { kind: FileType::RegularFile, mode: SECRET, owner, user };

@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_no_measurement_gives_are_refused() {
+    fn impossible_values_in_a_profile_table_are_refused() {
         assert_eq!(table().check(), Ok(()));
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let mut t = table();

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_knows_how_long_bytes_take() {
+    fn a_link_rate_gives_the_transfer_time_of_bytes() {
         let rate: LinkRate = "8Mbit/s".parse().expect("a rate");
         assert_eq!(rate.time_of(1_000_000), Duration::from_secs(1));
         assert_eq!(LinkRate::measured(1_000_000, Duration::from_secs(1)), Some(rate));

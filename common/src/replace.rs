@@ -61,7 +61,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     #[test]
-    fn a_file_is_replaced_whole_and_no_link_is_followed() {
+    fn a_file_is_replaced_completely_or_kept_and_symlinks_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (dir.path().join("a.json"), dir.path().join("other"));
         fs::write(&other, "kept").unwrap();

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absurd_values_are_refused() {
+    fn sampling_settings_out_of_range_are_refused() {
         let ok = |sampling: Sampling| sampling.checked(10).err().map(|error| error.to_string());
         assert_eq!(ok(Sampling::greedy()), None);
         let cases = [
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(ordered.checked(10).expect("sensible").bias, [(1, 2.0), (3, 1.0)]);
     }
     #[test]
-    fn edges_of_ranges_are_taken() {
+    fn sampling_settings_at_their_limits_are_accepted() {
         let base = Sampling::default();
         for fine in [
             Sampling { temperature: 100.0, top_p: 0.0, min_p: 1.0, ..base.clone() },
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_hold_where_nothing_is_said() {
+    fn unset_sampling_settings_take_the_defaults_of_the_model() {
         let said = SamplingParams {
             temperature: Some(0.0),
             bias: vec![(3, 1.0)],

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cut_covers_in_order() {
+    fn cutting_a_span_gives_even_parts_in_order() {
         for (len, parts) in [(0, 3), (2, 5), (7, 3), (9, 3), (5, 1)] {
             let span = Span::<Row>::new(10, 10 + len);
             let cut: Vec<_> = span.cut(parts).collect();

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn none_one_and_even_counts() {
+    fn quartiles_are_right_for_no_one_and_four_values() {
         let none = Spread::of(&[]);
         assert!(none.n == 0 && none.median.is_nan() && none.relative().is_nan());
         assert_eq!(none.to_string(), "-");
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_with_four_digits_unless_asked() {
+    fn a_spread_shows_four_digits_unless_a_precision_is_given() {
         let spread = Spread::of(&[1012.4, 1068.0, 1031.2]);
         assert_eq!(spread.to_string(), "1031 (1012 to 1068)");
         assert_eq!(format!("{spread:.1}"), "1031.2 (1012.4 to 1068.0)");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_counted() {
+    fn values_that_are_not_finite_are_ignored() {
         let spread = Spread::of(&[f64::NAN, 2.0, f64::INFINITY]);
         assert_eq!((spread.n, spread.median), (1, 2.0));
     }

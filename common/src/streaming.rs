@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways_to_read_have_names() {
+    fn streaming_policy_names_parse_back() {
         use Reading::*;
         for reading in [Auto, Preload, Sequential, Sync, Async, PipeLoad(1), PipeLoad(16)] {
             assert_eq!(reading.to_string().parse(), Ok(reading));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_stay_as_listed() {
+    fn listed_pieces_stay_resident_and_invalid_streaming_is_refused() {
         let mut streaming = Streaming {
             format: WeightFormat::F16,
             piece: Streaming::PIECE,

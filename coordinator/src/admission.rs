@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn full_is_refused_and_left_places_are_given_again() {
+    async fn a_full_queue_refuses_requests_and_reuses_freed_places() {
         let admission = Admission::new(1);
         let running = admission.admit(&None).unwrap();
         let turn = running.turn().await;
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn drain_refuses_and_waits_for_what_runs() {
+    async fn a_drain_refuses_requests_and_waits_for_running_ones() {
         let admission = Admission::new(4);
         let ticket = admission.admit(&None).unwrap();
         let turn = ticket.turn().await;
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_has_half_while_others_are_here() {
+    fn one_client_gets_half_of_the_queue_while_other_clients_have_places() {
         let admission = Admission::new(64);
         let [greedy, honest, third] = ["greedy", "honest", "third"].map(client);
         let mut many: Vec<_> = (0..70).filter_map(|_| admission.admit(&greedy).ok()).collect();

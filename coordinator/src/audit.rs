@@ -76,7 +76,7 @@ mod tests {
     use galaxy_proto::identity::Role;
 
     #[test]
-    fn a_line_says_who_did_what() {
+    fn audit_lines_name_the_caller_and_the_action() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         let name = DeviceName::new("anna").unwrap();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_holds_its_share_and_no_more() {
+    fn a_client_never_holds_more_than_its_share_of_memory() {
         let memory = ClientMemory::new(Bytes(100));
         let greedy: Vec<_> = (0..50)
             .map(|_| memory.caller(who("greedy")))
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_overflows() {
+    fn the_largest_byte_counts_do_not_overflow() {
         let memory = ClientMemory::new(Bytes(u64::MAX));
         let caller = memory.caller(None);
         caller.grow(u64::MAX).unwrap();

@@ -3,7 +3,7 @@
 mod devices;
 mod table;
 
-pub use devices::{DIRECTORY, Device, remove, write};
+pub use devices::{DIRECTORY, DeviceConfig, remove, write};
 pub use table::KeyLocation;
 
 use crate::client_memory::DEFAULT_CLIENT_MEMORY;
@@ -155,7 +155,7 @@ pub struct Cluster {
     /// How long a request may take that does not say itself.
     pub timeout: Duration,
     /// The devices; of a split by hand, in ring order.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceConfig>,
     /// What is taken and should be written otherwise, for people.
     pub warnings: Vec<String>,
 }
@@ -494,7 +494,7 @@ fn contents(path: &Path) -> Result<String, ClusterError> {
 /// Checks that shares stand only where the strategy splits by them.
 fn check_shares(
     strategy: Strategy,
-    devices: &[Device],
+    devices: &[DeviceConfig],
     sections: &[Section<'_>],
 ) -> Result<(), ClusterError> {
     let Some(first) = devices.iter().position(|d| d.share.is_some()) else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! Connections to workers: forming one, and asking the worker to describe itself.
 
-use crate::cluster::Device;
+use crate::cluster::DeviceConfig;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use galaxy_common::printable::line;
 use galaxy_proto::{
@@ -35,7 +35,10 @@ const MAX_MODELS: usize = 1000;
 ///
 /// # Errors
 /// The reason, for people: nobody answers, or it is not who it should be.
-pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Connection, String> {
+pub(crate) async fn connect(
+    device: &DeviceConfig,
+    identity: &Identity,
+) -> Result<Connection, String> {
     let server = (&device.name, Role::Device);
     let addresses = [&device.address].into_iter().chain(&device.addresses);
     let mut dials: FuturesUnordered<_> = (0..)
@@ -69,7 +72,7 @@ pub(crate) async fn connect(device: &Device, identity: &Identity) -> Result<Conn
 /// # Errors
 /// As [`connect`], and when the worker does not describe itself, or as another device, or with another protocol.
 pub(crate) async fn introduce(
-    device: &Device,
+    device: &DeviceConfig,
     identity: &Identity,
 ) -> Result<(Connection, DescribeReply), String> {
     let connection = connect(device, identity).await?;
@@ -108,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_device_says_of_itself_can_be_shown() {
+    fn device_descriptions_are_escaped_and_cut_to_a_bound() {
         let evil = "\x1b]0;mine\x07".repeat(1000);
         let mut said = DescribeReply {
             version: evil.clone(),

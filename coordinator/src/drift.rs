@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_falls_to_a_third_is_seen_within_ten_programs() {
+    fn a_device_at_a_third_of_its_speed_is_detected_within_ten_programs() {
         let mut world = World::new(3);
         assert_eq!(world.until(50, &[1.0, 1.05, 0.97]), None);
         let (programs, change) = world.until(10, &[1.0, 3.1, 0.97]).expect("seen");
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_seen_when_it_falls_as_soon_as_the_epoch_begins() {
+    fn a_device_slow_from_the_start_of_an_epoch_is_detected() {
         let mut world = World::new(2);
         let (programs, change) = world.until(10, &[1.0, 3.0]).expect("seen");
         assert!(programs <= 9, "{programs}");
@@ -294,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_that_is_wrong_from_the_first_is_no_drift() {
+    fn a_constant_prediction_error_within_the_margin_is_no_drift() {
         let mut world = World::new(2);
         assert_eq!(world.until(200, &[1.22, 0.85]), None);
         assert!(world.until(10, &[1.6, 0.85]).is_some());
     }
 
     #[test]
-    fn bursts_and_nonsense_say_nothing() {
+    fn bursts_and_invalid_samples_are_not_drift() {
         let mut world = World::new(2);
         for n in 0..200 {
             let burst = if n % 4 == 0 { 9.0 } else { 1.0 };
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_expected_from_then_on() {
+    fn a_kept_change_becomes_the_expected_speed() {
         let mut world = World::new(2);
         world.until(10, &[1.0, 1.0]);
         let (_, change) = world.until(10, &[1.5, 1.0]).expect("seen");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_becomes_fast_again_moves_back() {
+    fn a_device_that_becomes_fast_again_after_a_move_is_detected() {
         let mut world = World::new(2);
         world.until(10, &[1.0, 1.0]);
         let (_, change) = world.until(10, &[1.0, 3.0]).expect("slow");
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_move_there_is_rest_unless_a_device_is_far_outside() {
+    fn only_large_drift_is_reported_in_the_quiet_time_after_a_move() {
         let mut world = World::new(2);
         world.until(10, &[1.0, 1.0]);
         let (_, change) = world.until(10, &[1.0, 3.0]).expect("slow");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_to_which_there_is_no_way_is_not_asked_for_again_at_once() {
+    fn a_refused_change_is_reported_again_only_after_the_quiet_time() {
         let mut world = World::new(2);
         world.until(10, &[1.0, 1.0]);
         let (_, change) = world.until(10, &[1.5, 1.0]).expect("slow");
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_alternates_moves_a_bounded_number_of_times() {
+    fn an_alternating_device_causes_a_bounded_number_of_moves() {
         for period in [5, 10, 20, 60, 400] {
             let mut world = World::new(2);
             world.until(10, &[1.0, 1.0]);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_could_not_be_made_is_asked_for_again() {
+    fn a_dropped_change_is_reported_again() {
         let mut world = World::new(1);
         world.until(10, &[1.0]);
         let (_, first) = world.until(10, &[2.0]).expect("seen");

@@ -327,7 +327,7 @@ mod tests {
     use galaxy_proto::fault::from_status;
 
     #[test]
-    fn a_lost_device_is_named_and_worth_a_retry() {
+    fn a_lost_device_error_names_the_device_and_is_retryable() {
         let device = DeviceName::new("pi-2").unwrap();
         let error = RequestError::DeviceLost { device, reason: "no sign of life".into() };
         let status = Status::from(error);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_did_wrong_is_not_worth_a_retry() {
+    fn invalid_requests_and_draining_are_not_retryable() {
         let errors = [
             RequestError::EmptyText { index: 3 },
             RequestError::TooManyTexts { texts: 10_000, limit: 1024 },

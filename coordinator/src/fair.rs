@@ -30,10 +30,10 @@ pub(crate) fn in_turns<K: Hash + Eq>(clients: impl IntoIterator<Item = K>) -> Ve
 
 /// A number of units that clients share. Copies share the same units.
 #[derive(Clone, Debug)]
-pub(crate) struct Fair(Arc<Mutex<State>>);
+pub(crate) struct Fair(Arc<Mutex<FairShareState>>);
 
 #[derive(Debug)]
-struct State {
+struct FairShareState {
     free: u32,
     waiting: VecDeque<Waiting>,
     /// The number of the request that began to wait last.
@@ -52,7 +52,7 @@ struct Waiting {
     take: oneshot::Sender<Share>,
 }
 
-impl State {
+impl FairShareState {
     fn serve(&mut self, who: &Who, much: u32) {
         self.free -= much;
         self.times += 1;
@@ -78,7 +78,7 @@ impl State {
 impl Fair {
     /// `much` units, all of them free.
     pub fn new(much: u32) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(FairShareState {
             free: much,
             waiting: VecDeque::new(),
             number: 0,
@@ -135,7 +135,7 @@ impl Fair {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FairShareState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_have_is_ordered_in_turns() {
+    fn items_are_ordered_so_that_clients_alternate() {
         assert_eq!(in_turns([7, 7, 7, 1, 7, 1, 2]), [0, 3, 6, 1, 5, 2, 4]);
         assert_eq!(in_turns::<u8>([]), Vec::<usize>::new());
     }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_gone_takes_nothing_and_keeps_nobody() {
+    async fn dropped_waits_take_no_units_and_hold_up_no_other_request() {
         let fair = Fair::new(4);
         let held = fair.take(&None, 2).await;
         let mut large = Box::pin(fair.take(&None, 4));

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_turn_finds_all_rows_of_the_last() {
+    fn the_prefix_cache_gives_the_next_turn_all_rows_of_the_last() {
         let mut kv = blocks(6);
         assert_eq!(table(kv.allocate(1, None, 400, &[]).unwrap()), [0, 1, 2]);
         kv.note_announced(1);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_that_begin_alike_share_whole_blocks() {
+    fn sequences_with_a_common_prefix_share_whole_kv_blocks() {
         let mut kv = blocks(8);
         kv.allocate(1, None, 900, &[]).unwrap();
         assert!(kv.end(1, None, tokens(900)).is_empty());
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_of_use_longest_ago_goes_first() {
+    fn the_least_recently_used_prefix_is_given_up_first() {
         let mut kv = blocks(8);
         for slot in 1..=3 {
             let own: Vec<u32> = (0..300).map(|row| row + 1000 * slot).collect();

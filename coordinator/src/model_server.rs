@@ -4,7 +4,7 @@
 //! router can supply a model, too. Each supply has a connection of its own, so that signs of life
 //! do not wait behind pieces.
 
-use crate::{cluster::Device, connection::connect};
+use crate::{cluster::DeviceConfig, connection::connect};
 use galaxy_model::{
     ModelDir, ModelError,
     manifest::{Digest, Manifest},
@@ -83,7 +83,11 @@ impl Supplier {
     ///
     /// # Errors
     /// The reason why it was not sent, for people. The worker knows of it, too, and reports the outcome.
-    pub(crate) async fn supply(&self, device: &Device, identity: &Identity) -> Result<(), String> {
+    pub(crate) async fn supply(
+        &self,
+        device: &DeviceConfig,
+        identity: &Identity,
+    ) -> Result<(), String> {
         let mut connection = connect(device, identity).await?;
         let (supplied, stream) = mpsc::channel(AHEAD);
         let call = connection.supply(ReceiverStream::new(stream));
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_is_made_once_and_again_when_files_change() {
+    fn a_manifest_is_computed_once_and_again_when_files_change() {
         let dir = tempfile::tempdir().unwrap();
         let progress = watch::Sender::new((0, 0));
         let first = ServedModel::of(model(dir.path()), &progress).unwrap();

@@ -171,7 +171,11 @@ pub(crate) fn held(part: &DevicePlan) -> BlockAssignment {
 ///
 /// `threads` is the most that the worker grants, where that is known; `own` is the worker's own
 /// limit of memory, if it has one.
-pub fn offer(device: &crate::cluster::Device, threads: Option<u16>, own: Option<Bytes>) -> Offer {
+pub fn offer(
+    device: &crate::cluster::DeviceConfig,
+    threads: Option<u16>,
+    own: Option<Bytes>,
+) -> Offer {
     Offer {
         name: device.name.clone(),
         budget: own.map_or(device.memory, |own| own.min(device.memory)),
@@ -316,7 +320,7 @@ pub fn ask<T>(
 /// When the plan has a device that the cluster does not have.
 pub fn settle(cluster: &Cluster, planned: Planned) -> Result<Placement, PlacementError> {
     let mut placement = Placement::new(cluster, planned.plan, &planned.needs)?;
-    let why = |device: &crate::cluster::Device| {
+    let why = |device: &crate::cluster::DeviceConfig| {
         let found = planned.left_out.iter().find(|(name, _)| *name == device.name);
         found.map_or_else(
             || "it was not connected when the plan was made".to_owned(),

@@ -3,7 +3,7 @@
 
 use crate::{
     audit::Audit,
-    cluster::Device,
+    cluster::DeviceConfig,
     registry::{Refused, Registry, slowness::Slowness},
 };
 use galaxy_common::DeviceName;
@@ -47,7 +47,7 @@ const DIAL: Duration = Duration::from_secs(3);
 
 /// Takes the devices of the cluster when they have changed.
 pub type Update =
-    Arc<dyn Fn(Vec<Device>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+    Arc<dyn Fn(Vec<DeviceConfig>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// The reception of a coordinator, where machines join.
 pub struct Reception {

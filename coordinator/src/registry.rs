@@ -7,7 +7,7 @@
 pub mod ledger;
 pub mod slowness;
 
-use crate::cluster::{self, Cluster, ClusterError, DIRECTORY, Device};
+use crate::cluster::{self, Cluster, ClusterError, DIRECTORY, DeviceConfig};
 use galaxy_common::{
     DeviceName,
     plan::MAX_DEVICES,
@@ -16,7 +16,7 @@ use galaxy_common::{
 };
 use galaxy_proto::{
     identity::{Authority, Identity, IdentityError, Moment, Role},
-    join::{Binding, Contact, Facts, Grant, JoinRequest, Line, Pin, Proof, Request},
+    join::{Binding, Contact, Facts, Grant, JoinLine, JoinRequest, Pin, Proof, Request},
 };
 use ledger::{Denial, InviteError, Ledger, RemoveError, Terms};
 use std::{
@@ -146,7 +146,7 @@ impl Registry {
     ///
     /// # Errors
     /// When a file is not in order.
-    pub fn devices(&self) -> Result<Vec<Device>, ClusterError> {
+    pub fn devices(&self) -> Result<Vec<DeviceConfig>, ClusterError> {
         let devices = match Cluster::open(&self.file) {
             Err(ClusterError::Devices { devices: 0 }) => Vec::new(),
             cluster => cluster?.devices,
@@ -176,14 +176,14 @@ impl Registry {
         terms: Terms,
         by: String,
         addresses: Vec<String>,
-    ) -> Result<(Line, Moment), RegistryError> {
+    ) -> Result<(JoinLine, Moment), RegistryError> {
         let (_, pin) = self.authority.as_ref().ok_or(RegistryError::NoAuthority)?;
         let others = self.others()?;
         let taken = |name: &DeviceName| others.contains(name);
         let (invitation, secret, until) = self.change(|ledger| {
             Ok::<_, RegistryError>(ledger.invite(Moment::now(), terms, by, taken)?)
         })?;
-        Ok((Line { addresses, pin: *pin, invitation, secret }, until))
+        Ok((JoinLine { addresses, pin: *pin, invitation, secret }, until))
     }
 
     /// Decides on a request to join, and signs a certificate if it is granted; the use of the invitation is on disk
@@ -241,7 +241,7 @@ impl Registry {
         facts: &Facts,
         reached: &[SocketAddr],
         here: IpAddr,
-    ) -> Result<Vec<Device>, RegistryError> {
+    ) -> Result<Vec<DeviceConfig>, RegistryError> {
         // One at a time.
         let _ledger = self.ledger();
         let mut devices = self.devices()?;
@@ -252,11 +252,18 @@ impl Registry {
         if known.is_none() && devices.len() >= MAX_DEVICES {
             return Err(RegistryError::Many);
         }
-        let memory = Device::granted(facts.memory);
+        let memory = DeviceConfig::granted(facts.memory);
         let threads = Some(facts.threads);
         let device = match known {
-            Some(at) => Device { address, addresses, ..devices[at].clone() },
-            None => Device { name: name.clone(), address, addresses, memory, threads, share: None },
+            Some(at) => DeviceConfig { address, addresses, ..devices[at].clone() },
+            None => DeviceConfig {
+                name: name.clone(),
+                address,
+                addresses,
+                memory,
+                threads,
+                share: None,
+            },
         };
         let mut changed = Vec::new();
         match known {
@@ -291,7 +298,11 @@ impl Registry {
     ///
     /// # Errors
     /// When there is nobody of that name, or the disk fails.
-    pub fn remove(&self, name: &DeviceName, by: String) -> Result<Vec<Device>, RegistryError> {
+    pub fn remove(
+        &self,
+        name: &DeviceName,
+        by: String,
+    ) -> Result<Vec<DeviceConfig>, RegistryError> {
         if name == self.identity.name() {
             return Err(RemoveError::Coordinator(name.clone()).into());
         }
@@ -314,7 +325,7 @@ impl Registry {
 }
 
 /// Puts `here` first among the addresses of a device of this machine. Says whether that changed anything.
-fn put_first(device: &mut Device, here: IpAddr) -> bool {
+fn put_first(device: &mut DeviceConfig, here: IpAddr) -> bool {
     let Some((_, port)) = device.address.rsplit_once(':') else { return false };
     let Ok(port) = port.parse() else { return false };
     let address = SocketAddr::new(here, port).to_string();

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_read_in_chunks_between_decode_steps() {
+    fn prompts_are_prefilled_in_chunks_between_decode_steps() {
         let mut scheduler = Scheduler::default();
         let long = [prompt(1, 2000)];
         let step = scheduler.next(&long, LIMITS).unwrap();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn those_with_a_better_priority_come_first_and_nobody_waits_for_ever() {
+    fn sequences_of_better_priority_run_first_and_none_waits_forever() {
         let scheduler = Scheduler::default();
         let of = |age, priority| Waiting { priority, ..decoding(age, 9) };
         let mut waiting = vec![of(0, 1), of(1, 0), of(2, -4), of(3, 0)];
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn who_failed_with_others_runs_alone() {
+    fn a_sequence_that_failed_in_a_batch_runs_alone() {
         let scheduler = Scheduler::default();
         let alone = |of| Waiting { alone: true, ..of };
         let first = [alone(decoding(1, 9)), decoding(2, 9)];
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_youngest_is_evicted_for_an_older_one() {
+    fn the_youngest_sequence_is_evicted_for_an_older_one() {
         let scheduler = Scheduler::default();
         let full = Limits { free: 0, ..LIMITS };
         let waiting = [decoding(5, 100), decoding(1, 192), decoding(3, 384)];
@@ -440,7 +440,7 @@ mod tests {
     proptest! {
         /// Sequences come in any order, with any lengths and little room; every step fits, and all end.
         #[test]
-        fn all_sequences_end(
+        fn every_step_fits_its_limits_and_all_sequences_end(
             sequences in prop::collection::vec((1u32..500, 1u32..300, 0u8..3, -2i32..3), 1..12),
             blocks in 5u32..12,
             rows in 16u32..600,

@@ -25,7 +25,7 @@ use crate::{
     fleet::{DeviceView, Fleet, FleetStatus, Readiness, blocking},
     trace::{Trace, TraceLog},
 };
-use answer::Answer;
+use answer::QueuedRequest;
 use files::Files;
 use galaxy_common::{DeviceName, RequestId};
 use galaxy_model::{ModelDir, ModelSpec};
@@ -209,11 +209,11 @@ impl Session {
         self.inner.model.spec()
     }
 
-    fn begin(&self) -> Result<Answer<'_>, RequestError> {
+    fn begin(&self) -> Result<QueuedRequest<'_>, RequestError> {
         let ticket = self.inner.admission.admit(self.caller.who())?;
         let request = RequestId(self.inner.counts.requests.fetch_add(1, Ordering::Relaxed) + 1);
         let report = Report { request, ..Report::default() };
-        Ok(Answer::new(self, ticket, report))
+        Ok(QueuedRequest::new(self, ticket, report))
     }
 
     /// Runs `work` with a deadline, and counts its end.

@@ -35,7 +35,7 @@ pub struct TracedProgram {
 
 /// A request that ran lately.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct TracedRequest {
     pub(crate) request: RequestId,
     pub(crate) programs: Vec<TracedProgram>,
 }
@@ -43,17 +43,17 @@ pub(crate) struct Entry {
 /// The requests that ran lately.
 #[derive(Default)]
 pub(crate) struct TraceLog {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<TracedRequest>,
 }
 
 impl TraceLog {
     pub(crate) fn push(&mut self, request: RequestId, programs: Vec<TracedProgram>) {
         self.entries.truncate(KEPT - 1);
-        self.entries.push_front(Entry { request, programs });
+        self.entries.push_front(TracedRequest { request, programs });
     }
 
     /// Finds a request by its number; the last one for 0.
-    pub(crate) fn find(&self, request: u64) -> Result<Entry, RequestError> {
+    pub(crate) fn find(&self, request: u64) -> Result<TracedRequest, RequestError> {
         let found = match request {
             0 => self.entries.front(),
             _ => self.entries.iter().find(|e| e.request.0 == request),
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_keeps_the_last_requests() {
+    fn the_trace_log_keeps_the_last_requests() {
         let mut log = TraceLog::default();
         for request in 1..=40 {
             log.push(RequestId(request), Vec::new());

@@ -169,7 +169,7 @@ async fn send_to(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lists_of_nothing_are_counted_before_they_are_made() {
+async fn too_many_empty_lists_are_refused_before_they_are_decoded() {
     let world = World::new().await;
     let greedy = world.channel("greedy").await;
     let lists = [0x1a, 0].repeat(1 << 20);
@@ -180,7 +180,7 @@ async fn lists_of_nothing_are_counted_before_they_are_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_without_an_end_hold_no_more_than_one_client_may() {
+async fn endless_requests_hold_no_more_than_the_memory_of_one_client() {
     let world = World::new().await;
     let (greedy, honest) = (world.channel("greedy").await, world.channel("honest").await);
     let mut calls = JoinSet::new();
@@ -204,7 +204,7 @@ async fn requests_without_an_end_hold_no_more_than_one_client_may() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_large_is_refused_by_name() {
+async fn texts_and_requests_that_are_too_large_are_refused() {
     let world = World::new().await;
     let greedy = world.channel("greedy").await;
     let mut client = GalaxyClient::new(greedy.clone());
@@ -221,7 +221,7 @@ async fn what_is_too_large_is_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_admins_may_ask_is_not_read_from_others() {
+async fn admin_requests_from_clients_are_refused_before_they_are_read() {
     let world = World::new().await;
     let (client, admin) = (world.channel("me").await, world.channel_as("anna", Role::Admin).await);
     for method in ["Members/Invite", "Members/List", "Members/Remove"] {
@@ -234,7 +234,7 @@ async fn what_only_admins_may_ask_is_not_read_from_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_are_not_read_hold_no_place() {
+async fn unread_results_hold_no_place_in_the_queue() {
     let world = World::new().await;
     let (greedy, honest) = (world.channel("greedy").await, world.channel("honest").await);
     let mut unread = Vec::new();

@@ -5,7 +5,7 @@ use galaxy_common::{Bytes, DeviceName};
 use galaxy_coord::{
     Cluster,
     audit::Audit,
-    cluster::Device,
+    cluster::DeviceConfig,
     reception::{Reception, Update},
     registry::{LEDGER, Registry, ledger::Terms},
 };
@@ -14,7 +14,7 @@ use galaxy_proto::{
     channel::{ConnectError, dial},
     door::{Door, Hook},
     identity::{Authority, Identity, Role},
-    join::{Facts, JoinError, Line, Pin, Secret, VetError, announce, join},
+    join::{Facts, JoinError, JoinLine, Pin, Secret, VetError, announce, join},
 };
 use std::{
     fs,
@@ -41,7 +41,7 @@ struct World {
     registry: Arc<Registry>,
     identity: Identity,
     address: String,
-    devices: Arc<Mutex<Vec<Device>>>,
+    devices: Arc<Mutex<Vec<DeviceConfig>>>,
     _reception: Arc<Reception>,
     _door: JoinHandle<()>,
 }
@@ -57,7 +57,7 @@ impl World {
         let cluster = Cluster::open(&file).unwrap();
         let identity = Identity::load(&cluster.identity).unwrap();
         let registry = Arc::new(Registry::open(&file, &cluster, &identity).unwrap());
-        let devices: Arc<Mutex<Vec<Device>>> = Arc::default();
+        let devices: Arc<Mutex<Vec<DeviceConfig>>> = Arc::default();
         let kept = devices.clone();
         let update: Update = Arc::new(move |devices| {
             *kept.lock().unwrap() = devices;
@@ -77,11 +77,11 @@ impl World {
         Self { dir, registry, identity, address, devices, _reception: reception, _door }
     }
 
-    fn invite(&self, role: Role, uses: u32) -> Line {
+    fn invite(&self, role: Role, uses: u32) -> JoinLine {
         self.invite_at(&self.address, role, uses)
     }
 
-    fn invite_at(&self, address: &str, role: Role, uses: u32) -> Line {
+    fn invite_at(&self, address: &str, role: Role, uses: u32) -> JoinLine {
         let terms = Terms { role, uses, lasts: Duration::from_secs(60), name: None };
         let by = "admin a".to_owned();
         self.registry.invite(terms, by, vec![address.to_owned()]).unwrap().0
@@ -91,7 +91,7 @@ impl World {
         self.dir.path().join(of)
     }
 
-    async fn join(&self, line: &Line, wish: &str) -> Result<Identity, JoinError> {
+    async fn join(&self, line: &JoinLine, wish: &str) -> Result<Identity, JoinError> {
         join(line, Some(&name(wish))).await?.store(&self.path(wish))
     }
 }
@@ -134,7 +134,7 @@ async fn a_machine_joins_once_by_an_invitation() {
 }
 
 #[tokio::test]
-async fn of_two_at_once_one_joins() {
+async fn of_several_concurrent_joins_by_one_invitation_one_succeeds() {
     let world = Arc::new(World::new().await);
     let line = world.invite(Role::Device, 1);
     let mut joining = JoinSet::new();
@@ -150,19 +150,19 @@ async fn of_two_at_once_one_joins() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_authority_is_told_nothing() {
+async fn a_machine_refuses_to_join_a_server_of_another_authority() {
     let (world, other) = (World::new().await, World::new().await);
     let line = world.invite_at(&other.address, Role::Device, 1);
     let error = world.join(&line, "pi-1").await.err().unwrap();
     assert!(matches!(error, JoinError::Vet(VetError::Pin)), "{error}");
-    let line = Line { pin: Pin([0; 16]), ..world.invite(Role::Device, 1) };
+    let line = JoinLine { pin: Pin([0; 16]), ..world.invite(Role::Device, 1) };
     let error = world.join(&line, "pi-1").await.err().unwrap();
     assert!(matches!(error, JoinError::Vet(VetError::Pin)), "{error}");
     assert!(!world.path("pi-1").exists());
 }
 
 #[tokio::test]
-async fn a_proxy_with_a_device_of_the_cluster_is_not_the_coordinator() {
+async fn a_machine_refuses_to_join_a_server_with_a_device_certificate() {
     let world = World::new().await;
     let device = world.join(&world.invite(Role::Device, 1), "pi-1").await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -180,10 +180,10 @@ async fn a_proxy_with_a_device_of_the_cluster_is_not_the_coordinator() {
 }
 
 #[tokio::test]
-async fn a_wrong_secret_makes_its_address_wait_and_cancels_nothing() {
+async fn a_wrong_secret_delays_its_address_and_the_invitation_stays_valid() {
     let world = World::new().await;
     let line = world.invite(Role::Device, 1);
-    let wrong = Line { secret: Secret([0; 16]), ..line.clone() };
+    let wrong = JoinLine { secret: Secret([0; 16]), ..line.clone() };
     assert_eq!(code(world.join(&wrong, "pi-1").await), "wrong_secret");
     assert_eq!(code(world.join(&line, "pi-1").await), "slow");
     loop {
@@ -198,7 +198,7 @@ async fn a_wrong_secret_makes_its_address_wait_and_cancels_nothing() {
 }
 
 #[tokio::test]
-async fn who_says_nothing_keeps_nobody_out() {
+async fn silent_connections_do_not_keep_a_machine_from_joining() {
     let world = World::new().await;
     let (line, boss) = (world.invite(Role::Device, 1), name("boss"));
     let config = world.identity.client_config(ALPN_JOIN);
@@ -211,7 +211,7 @@ async fn who_says_nothing_keeps_nobody_out() {
 }
 
 #[tokio::test]
-async fn nothing_is_signed_before_the_use_is_on_the_disk() {
+async fn no_certificate_is_issued_before_the_ledger_is_on_disk() {
     let world = World::new().await;
     let line = world.invite(Role::Device, 1);
     // No place for the new ledger.
@@ -224,7 +224,7 @@ async fn nothing_is_signed_before_the_use_is_on_the_disk() {
 }
 
 #[tokio::test]
-async fn who_was_removed_is_refused() {
+async fn a_removed_member_is_refused() {
     let world = World::new().await;
     let identity = world.join(&world.invite(Role::Client, 1), "laptop").await.unwrap();
     let config = identity.client_config(galaxy_proto::ALPN_CONTROL);
@@ -269,7 +269,7 @@ fn file(world: &World) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_device_that_comes_is_dialled_back_and_noted_where_it_was_reached() {
+async fn an_announced_device_is_dialled_back_and_saved_at_that_address() {
     let world = World::new().await;
     let identity = world.join(&world.invite(Role::Device, 1), "pi-1").await.unwrap();
     let to = (world.address.as_str(), &name("boss"));
@@ -308,7 +308,7 @@ async fn a_device_that_comes_is_dialled_back_and_noted_where_it_was_reached() {
 }
 
 #[tokio::test]
-async fn only_devices_announce_themselves() {
+async fn an_announcement_from_a_client_is_refused() {
     let world = World::new().await;
     let client = world.join(&world.invite(Role::Client, 1), "laptop").await.unwrap();
     let to = (world.address.as_str(), &name("boss"));

@@ -65,7 +65,7 @@ impl ProfileSource for Synthetic {
         progress: profile::Listener<'a>,
     ) -> BoxFuture<'a, Result<ClusterProfile, String>> {
         progress(profile::Progress::Note("devices that do not exist".to_owned()));
-        let device = |device: &galaxy_coord::cluster::Device| SyntheticDevice {
+        let device = |device: &galaxy_coord::cluster::DeviceConfig| SyntheticDevice {
             name: device.name.clone(),
             gflops: DEVICES.iter().find(|(name, _)| *name == device.name.as_str()).unwrap().1,
             memory_rate: 100.0,
@@ -206,7 +206,7 @@ async fn request(session: Session) -> Result<(), RequestError> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_that_a_plan_leaves_out_keep_nobody_waiting() {
+async fn idle_devices_are_named_and_their_loss_stops_no_request() {
     let mut world = World::new().await;
     world.run(1, |_| true).await;
     assert_eq!(world.ring(), ["fast"]);
@@ -227,7 +227,7 @@ async fn devices_that_a_plan_leaves_out_keep_nobody_waiting() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_becomes_slow_is_left_and_no_request_fails() {
+async fn the_plan_moves_off_a_device_that_becomes_slow_and_no_request_fails() {
     let world = World::new().await;
     world.run(8, |_| true).await;
     world.worker("fast").slowness.store(10, Ordering::SeqCst);
@@ -244,7 +244,7 @@ async fn a_device_that_becomes_slow_is_left_and_no_request_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plan_that_a_device_refuses_gives_way_to_the_old_one_and_no_request_fails() {
+async fn after_a_refused_placement_the_old_plan_is_back_and_no_request_fails() {
     let world = World::new().await;
     world.run(8, |_| true).await;
     world.worker("medium").refuse.store(true, Ordering::SeqCst);
@@ -258,7 +258,7 @@ async fn a_plan_that_a_device_refuses_gives_way_to_the_old_one_and_no_request_fa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_are_answered_while_a_device_fetches_what_a_better_plan_needs() {
+async fn requests_are_answered_while_a_device_fetches_weights_for_a_move() {
     let world = World::new().await;
     world.run(8, |_| true).await;
     let medium = world.worker("medium");
@@ -308,7 +308,7 @@ async fn a_device_that_is_lost_while_it_fetches_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_other_plans_would_not_help_stays() {
+async fn the_plan_stays_when_devices_are_slower_but_no_plan_is_better() {
     let world = World::new().await;
     world.run(8, |_| true).await;
     // Twice as slow as planned for, it is as slow as the next one.
@@ -342,7 +342,7 @@ fn too_little() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_is_not_as_it_was_measured_is_seen() {
+async fn a_disk_slower_than_its_profile_is_detected() {
     let world = World::of_memory(&too_little()).await;
     world.run(8, |_| true).await;
     let plan = world.session.fleet_status().plan.unwrap();
@@ -357,7 +357,7 @@ async fn a_disk_that_is_not_as_it_was_measured_is_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_stays_away_is_planned_around_and_taken_in_when_it_is_back() {
+async fn a_lost_device_is_planned_around_and_taken_in_again_when_back() {
     let mut world = World::new().await;
     world.run(1, |_| true).await;
     assert_eq!(world.ring(), ["fast"]);

@@ -113,7 +113,7 @@ async fn until(session: &Session, word: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_hangs_in_a_program_and_dies_is_named_and_used_again() {
+async fn a_worker_killed_in_a_program_is_named_and_used_again_once_back() {
     let mut world = World::new().await;
     let session = world.coordinate();
     run(&session).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_worker_that_hangs_in_a_program_and_dies_is_named_and_used_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_again() {
+async fn a_program_that_exceeds_its_time_names_the_device_and_is_retryable() {
     let world = World::new().await;
     world.worker.hang.store(true, Ordering::SeqCst);
     let (_, fleet) = world.fleet();
@@ -155,7 +155,7 @@ async fn a_program_beyond_the_limit_names_who_has_no_result_and_may_be_tried_aga
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_behind_a_program_that_fails_is_answered() {
+async fn a_request_queued_behind_a_failed_program_is_answered() {
     let world = World::new().await;
     // Longer than a cluster is waited for.
     let session = world.coordinate_within(Duration::from_millis(2500));
@@ -177,7 +177,7 @@ async fn whoever_waits_behind_a_program_that_fails_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_gives_more_time_has_it() {
+async fn a_callers_longer_timeout_replaces_the_default() {
     let world = World::new().await;
     let session = world.coordinate_within(Duration::from_millis(50));
     until(&session, "Ready(").await;
@@ -196,7 +196,7 @@ async fn a_caller_that_gives_more_time_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_knows_a_later_epoch_is_placed_after_it() {
+async fn a_worker_with_a_later_epoch_is_placed_in_the_next_one() {
     let world = World::new().await;
     world.worker.placed.lock().unwrap().0 = 1 << 50;
     let (_, fleet) = world.fleet();
@@ -207,7 +207,7 @@ async fn a_worker_that_knows_a_later_epoch_is_placed_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_protocol_is_named_until_it_is_ours() {
+async fn a_worker_of_another_protocol_is_named_until_it_is_updated() {
     let world = World::new().await;
     world.worker.protocol.store(99, Ordering::SeqCst);
     let session = world.coordinate();
@@ -221,7 +221,7 @@ async fn another_protocol_is_named_until_it_is_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_device_grants_itself_is_checked_before_it_is_placed() {
+async fn a_device_is_not_placed_above_the_memory_that_its_worker_grants() {
     let world = World::new().await;
     world.worker.memory.store(1_000_000, Ordering::SeqCst);
     let session = world.coordinate();
@@ -247,7 +247,7 @@ async fn a_certificate_of_another_role_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_come_and_go_while_the_cluster_runs() {
+async fn devices_are_added_and_removed_while_the_cluster_runs() {
     let keys = standin::keys(&["solo", "twin"]);
     let start = async |name: &str| {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -310,7 +310,7 @@ async fn devices_come_and_go_while_the_cluster_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_was_off_is_told_who_was_removed_before_it_has_a_place() {
+async fn a_worker_gets_the_list_of_removed_members_before_its_placement() {
     let world = World::new().await;
     let identity = Identity::load(&world.keys.path().join("coordinator")).unwrap();
     let mut removed = Removed { version: 3, ..Removed::default() };

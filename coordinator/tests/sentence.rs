@@ -127,24 +127,24 @@ macro_rules! golden {
 }
 
 golden! {
-    a_dense_module_stands_on_the_pooled_vector: "dense",
+    a_dense_module_is_applied_to_the_pooled_vector: "dense",
     modules_of_every_kind_run_in_their_order: "layers",
-    several_poolings_stand_one_behind_another: "poolings",
+    several_poolings_are_concatenated: "poolings",
     prompts_are_put_before_texts_and_not_pooled: "prompts",
-    vectors_are_cut_as_the_files_say: "truncate-dim",
-    the_length_stands_in_the_config_of_the_tokenizer: "length",
-    texts_are_lowered_before_all_else: "lower-case",
-    the_model_lies_in_a_directory_of_its_own: "old-layout",
+    vectors_are_cut_to_the_truncate_dim_of_the_files: "truncate-dim",
+    the_text_length_limit_is_read_from_the_tokenizer_config: "length",
+    texts_are_lower_cased_before_tokenisation: "lower-case",
+    a_model_in_its_own_subdirectory_is_read: "old-layout",
     pairs_of_texts_have_their_token_types: "cross-bert",
-    the_activation_of_scores_stands_in_the_config: "cross-identity",
+    the_score_activation_is_read_from_the_config: "cross-identity",
     pairs_without_token_types_are_ranked: "cross-roberta",
-    classes_that_may_all_be_right: "several-labels",
-    a_class_that_is_a_value: "regression",
-    one_class_of_many: "one-of-many",
+    multi_label_probabilities_match_transformers: "several-labels",
+    regression_values_match_transformers: "regression",
+    single_label_probabilities_match_transformers: "one-of-many",
 }
 
 #[tokio::test]
-async fn what_a_model_does_not_have_is_named() {
+async fn unsupported_embed_and_rerank_requests_are_refused_with_a_reason() {
     let session = session("prompts");
     let why = |error: RequestError| (error.code(), error.to_string());
     let texts = vec!["a lighthouse".to_owned()];
@@ -176,7 +176,7 @@ async fn what_a_model_does_not_have_is_named() {
 }
 
 #[tokio::test]
-async fn token_ids_are_used_as_they_are() {
+async fn embed_uses_given_token_ids_unchanged() {
     let session = session("dense");
     let ids = vec![vec![2, 5, 64, 3], vec![2, 66, 3]];
     let of_ids = Embed { ids: ids.clone(), ..Embed::default() };

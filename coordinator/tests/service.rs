@@ -173,7 +173,7 @@ fn deviation(got: &[f32], want: &[f32]) -> f32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_raw_door_gives_the_reference_outputs() {
+async fn run_requests_match_the_reference_outputs() {
     let mut service = Service::start(None).await;
     for (kind, output) in [("hidden", v1::Wanted::Hidden), ("logits", v1::Wanted::Classes)] {
         let (ids, want) = cases(kind);
@@ -352,7 +352,7 @@ fn hidden(session: &Session, time: Option<Duration>) -> JoinHandle<Result<(), Re
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_and_what_was_lost_is_run_again() {
+async fn a_full_queue_refuses_requests_and_a_lost_program_is_run_again() {
     let fleet = Paused::new();
     let mut service = Service::start(Some(fleet.clone())).await;
     let first = hidden(&service.session, None);
@@ -382,7 +382,7 @@ async fn a_full_queue_refuses_and_what_was_lost_is_run_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_leaves_the_queue_but_its_program_ends() {
+async fn a_disconnected_client_leaves_the_queue_and_its_program_completes() {
     let fleet = Paused::new();
     let service = Service::start(Some(fleet.clone())).await;
     let running = hidden(&service.session, None);
@@ -408,7 +408,7 @@ async fn a_client_that_goes_away_leaves_the_queue_but_its_program_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_role_may_do_its_own() {
+async fn each_role_is_allowed_only_its_own_calls() {
     let keys = tempfile::tempdir().unwrap();
     let authority = Authority::create(keys.path(), "test").unwrap();
     let name = |n: &str| DeviceName::new(n).unwrap();
@@ -443,7 +443,7 @@ async fn each_role_may_do_its_own() {
 }
 
 #[tokio::test]
-async fn deadlines_end_waits() {
+async fn a_request_that_waits_past_its_deadline_gets_an_error() {
     let fleet = Paused::new();
     let service = Service::start(Some(fleet.clone())).await;
     let late = hidden(&service.session, Some(Duration::from_millis(5))).await.unwrap();
@@ -486,7 +486,7 @@ async fn generate(session: &Session, listener: Listener) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_text_that_waits_for_room_is_told_so() {
+async fn a_sequence_waiting_for_kv_blocks_gets_waiting_events() {
     let session = short_of_room();
     // The first has the room, and is not read any more: that is borne for a while.
     let (listener, mut unread) = mpsc::channel(1);
@@ -508,7 +508,7 @@ async fn a_text_that_waits_for_room_is_told_so() {
 
 /// A client that reads nothing is given up after a while, and the next sequence has room.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_stops_reading_is_given_up() {
+async fn a_client_that_stops_reading_loses_its_sequence() {
     let session = short_of_room();
     let (listener, mut said) = mpsc::channel(1);
     let begun = tokio::time::Instant::now();

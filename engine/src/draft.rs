@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_followed_the_same_tokens_is_drafted() {
+    fn drafts_are_the_tokens_that_followed_the_same_tokens_before() {
         let greedy = Sampling::greedy;
         let text = [1, 2, 3, 4, 5, 9, 2, 3, 7, 8, 1, 2, 3];
         let histories = history(&text, greedy());
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_those_of_the_rows_that_run() {
+    fn a_row_that_runs_again_replaces_the_token_in_the_history() {
         let mut histories = history(&[1, 2, 3, 4], Sampling::greedy());
         histories.push(3, 1);
         histories.push(3, 2);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_while_it_runs_is_forgotten() {
+    fn the_history_of_a_sequence_that_ends_during_a_step_is_dropped() {
         let mut kept = SharedHistories::default();
         let text = |slot| {
             let (sampling, tokens) = (Sampling::greedy(), vec![1, 2, 1, 2]);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_drafted_where_they_pay() {
+    fn rows_are_drafted_only_where_the_expected_gain_exceeds_the_cost() {
         let of = |right| Some(Lookup { from: 0, class: 0, right, most: 15 });
         let shared = |lookups: &[Option<Lookup>], cost, room| {
             let mut rows = Vec::new();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_that_were_wrong_are_not_made_again_for_a_while() {
+    fn draft_success_estimates_fall_with_wrong_drafts_and_recover() {
         let mut histories = history(&[1, 2, 3, 1, 2], Sampling::greedy());
         let right = |histories: &Histories| histories.look_up(3, 9).unwrap().right;
         let of = histories.look_up(3, 9).unwrap();

@@ -58,7 +58,7 @@ pub type TokenValues = [f32; TOKEN_VALUES as usize];
 
 /// What follows a step of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum RunStep {
     /// Nothing: the run is over.
     Done,
     /// The next step, as it is bound now.
@@ -67,7 +67,7 @@ pub enum Step {
 
 /// The function that is called between steps: it gets each choice of the batch, and binds the next step where one is to
 /// follow. The next step has the same program: as many segments of as many rows, of which the same is wanted.
-pub type Next<'a> = dyn FnMut(&[TokenValues], &mut Binding) -> Step + 'a;
+pub type Next<'a> = dyn FnMut(&[TokenValues], &mut Binding) -> RunStep + 'a;
 
 /// The results of a run, and how it spent its time.
 #[derive(Debug)]
@@ -343,7 +343,7 @@ impl Executor {
     /// # Errors
     /// See [`RunError`]. After a failed link or an abort the epoch's links are of no further use.
     pub fn run(&self, job: Job) -> Result<RunReport, RunError> {
-        self.run_steps(job, &mut |_, _| Step::Done)
+        self.run_steps(job, &mut |_, _| RunStep::Done)
     }
 
     /// Takes out the tokens of sequences while these run.
@@ -386,8 +386,8 @@ impl Executor {
             run.add_use(&mut lanes);
             run.chosen(&mut told);
             match run.bind(|binding| next(&told, binding)) {
-                Step::Done => break Ok(self.report(&run, started, steps, lanes)),
-                Step::Next => run.advance(),
+                RunStep::Done => break Ok(self.report(&run, started, steps, lanes)),
+                RunStep::Next => run.advance(),
             }
         };
         lock(&self.connected).current = None;

@@ -8,7 +8,7 @@
 use crate::{
     compute::{Binding, Inputs},
     draft::{Histories, Lookup, share},
-    executor::{Executor, Job, RunError, RunReport, Step, TokenValues},
+    executor::{Executor, Job, RunError, RunReport, RunStep, TokenValues},
     sampler::TokenMask,
 };
 use galaxy_common::{
@@ -169,13 +169,13 @@ impl Generation {
                 &mut |told, bound| {
                     progress.take(told, histories, &mut listener);
                     if progress.is_over() {
-                        return Step::Done;
+                        return RunStep::Done;
                     }
                     progress.draft(histories);
                     progress.arrange();
                     match progress.rebind(bound) {
-                        true => Step::Next,
-                        false => Step::Done,
+                        true => RunStep::Next,
+                        false => RunStep::Done,
                     }
                 },
             )?;
@@ -490,7 +490,7 @@ mod tests {
     /// Sequences whose choices are proved by so many candidates, with drafts and without: each token is reported once,
     /// in order, and no two are asked for all candidates at a time.
     #[test]
-    fn each_choice_is_told_once_however_often_a_step_runs() {
+    fn each_token_is_reported_once_however_often_a_step_runs() {
         use CandidateCount::{All, Few, Many};
         let needed = [Few, All, Many, All, Few];
         let goals = vec![Goal { count: 14, ..Goal::default() }; 5];
@@ -546,7 +546,7 @@ mod tests {
 
     /// What was drafted before a mask came was chosen without it, and does not count.
     #[test]
-    fn a_mask_that_comes_in_the_middle_holds_for_the_next_token() {
+    fn a_new_token_mask_discards_drafts_that_were_chosen_before() {
         let wanted = Wanted::Token(CandidateCount::Few);
         let row = |context_len| Segment { slot: 0, context_len, cached: true, rows: 1, wanted };
         let binding = Binding::new(BatchShape::new(vec![row(3)]).unwrap(), &[7][..]);
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_that_nothing_proves_is_an_error() {
+    fn a_token_not_proved_by_all_candidates_is_an_error() {
         let wanted = Wanted::Token(CandidateCount::All);
         let segment = Segment { slot: 0, context_len: 3, cached: true, rows: 1, wanted };
         let shape = BatchShape::new(vec![segment]).unwrap();

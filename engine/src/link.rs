@@ -113,17 +113,17 @@ pub mod memory {
     /// One frame in flight: sender and receiver meet, as on the narrowest link there can be.
     #[derive(Default)]
     struct Pipe {
-        state: Mutex<State>,
+        state: Mutex<LinkState>,
         changed: Condvar,
     }
     #[derive(Default)]
-    struct State {
+    struct LinkState {
         header: Option<FrameHeader>,
         payload: Vec<u8>,
         closed: bool,
     }
     impl Pipe {
-        fn lock(&self) -> MutexGuard<'_, State> {
+        fn lock(&self) -> MutexGuard<'_, LinkState> {
             self.state.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
@@ -191,7 +191,7 @@ mod tests {
     use galaxy_common::{Epoch, FrameHeader, SequenceNumber, WireType};
 
     #[test]
-    fn a_payload_of_another_length_is_an_error() {
+    fn a_stale_frame_is_dropped_and_a_wrong_payload_length_is_an_error() {
         let header = |sequence| FrameHeader {
             epoch: Epoch(1),
             sequence: SequenceNumber(sequence),

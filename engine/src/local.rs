@@ -79,7 +79,7 @@ pub struct LocalCluster {
     programs: Mutex<Lowered<Vec<Arc<Program>>>>,
     /// The part of the model that batches compute with; none for all of it.
     selected: Mutex<Option<Arc<Selected>>>,
-    state: Mutex<State>,
+    state: Mutex<LocalClusterState>,
     /// The flag by which the burst that runs is asked to end.
     ending: Mutex<Ending>,
     /// The block tables: which sequence has which blocks of the cache.
@@ -87,7 +87,7 @@ pub struct LocalCluster {
 }
 
 #[derive(Default)]
-struct State {
+struct LocalClusterState {
     epoch: Epoch,
     sequence: SequenceNumber,
     /// How long decode steps take lately.
@@ -160,7 +160,7 @@ impl LocalCluster {
         Ok(cluster)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, LocalClusterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,14 +169,14 @@ impl LocalCluster {
         self.join(&mut self.lock(), ends);
     }
 
-    fn join(&self, state: &mut State, ends: Vec<Links>) {
+    fn join(&self, state: &mut LocalClusterState, ends: Vec<Links>) {
         state.epoch = state.epoch.next();
         for (executor, links) in self.executors.iter().zip(ends) {
             executor.connect(state.epoch, links);
         }
     }
 
-    fn connect(&self, state: &mut State) {
+    fn connect(&self, state: &mut LocalClusterState) {
         let mut ends: Vec<Links> = self.executors.iter().map(|_| Links::default()).collect();
         for (from, to) in links(&self.plan) {
             let (sender, receiver, closer) = memory::link();
@@ -271,7 +271,7 @@ impl LocalCluster {
     /// Runs `work` on all devices at a time, and connects them anew where one fails.
     fn on_each<T: Send>(
         &self,
-        state: &mut State,
+        state: &mut LocalClusterState,
         work: impl Fn(usize, &Executor) -> Result<T, RunError> + Sync,
     ) -> Result<Vec<T>, LocalError> {
         let work = &work;
@@ -430,7 +430,7 @@ impl LocalCluster {
     /// Runs the prefill of a sequence that has begun, and generates tokens behind it.
     fn go_on(
         &self,
-        state: &mut State,
+        state: &mut LocalClusterState,
         prefill: Prefill<'_>,
         goal: &Goal,
         tell: &mut (dyn FnMut(&TokenEvent) -> ControlFlow<()> + Send),
@@ -497,7 +497,7 @@ impl LocalCluster {
     /// they are generated; where it breaks off, the burst ends early.
     fn steps(
         &self,
-        state: &mut State,
+        state: &mut LocalClusterState,
         burst: &Burst<'_>,
         tell: &(dyn Fn(usize, &TokenEvent) -> ControlFlow<()> + Sync),
     ) -> Result<LocalGeneration, LocalError> {

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_of_all_threads_is_counted() {
+    fn the_measured_rate_of_many_threads_is_finite_and_positive() {
         for threads in [1, 3] {
             let rate = together(threads, |thread| (thread + 1) as f64 * 1e9);
             assert!(rate.is_finite() && rate > 0.0, "{rate}");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_says_something_sensible() {
+    fn cache_size_and_memory_of_the_machine_are_positive() {
         assert!(last_level_cache().0 >= 1 << 10);
         assert!(free_memory().is_none_or(|free| free.0 > 0));
         assert!(resident_memory().is_none_or(|held| held.0 > 0));

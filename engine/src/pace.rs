@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_of_a_row_is_learned() {
+    fn the_row_cost_is_learned_from_bursts_of_different_widths() {
         let mut pace = Pace::default();
         let near = |a: f32, b: f32| (a - b).abs() < 0.1 * b;
         assert!(near(pace.row_cost(1), 0.15) && pace.step(1).is_none());
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_learned_of_what_is_no_burst() {
+    fn prefill_gives_no_step_time_and_an_empty_burst_a_finite_time() {
         let mut pace = Pace::default();
         pace.prefilled(100, Duration::from_secs(1));
         assert_eq!((pace.row(), pace.step(3)), (Some(0.01), None));

@@ -211,7 +211,7 @@ families!(
 );
 
 #[test]
-fn vit_reads_images() {
+fn vit_hidden_states_and_logits_match_transformers() {
     let path = golden("vit");
     let dir = Arc::new(ModelDir::open(&path).unwrap());
     let patches = dir.spec().patches.unwrap();
@@ -244,9 +244,9 @@ fn load(dir: &Arc<ModelDir>, device: &DevicePlan) -> Result<Shard, WeightError> 
     Shard::load(dir.clone(), device, &mut |_, _| ControlFlow::Continue(()))
 }
 
-/// What a device is refused for is what it then holds.
+/// The budget counts exactly the bytes that a loaded shard holds.
 #[test]
-fn shards_of_any_split_hold_what_the_budget_says() {
+fn shards_of_any_split_take_exactly_the_budgeted_bytes() {
     for name in [
         "bert",
         "bert-f16",
@@ -289,7 +289,7 @@ fn shards_of_any_split_hold_what_the_budget_says() {
 /// Plans whose devices hold the same weights, or other layers: what is held, slots included, is never
 /// more than the budget says, wherever texts end.
 #[test]
-fn rows_and_stages_hold_no_more_than_the_budget_says() {
+fn sequence_and_pipeline_shards_stay_within_the_budget() {
     for name in ["bert", "gpt2", "llama", "gptj"] {
         let dir = Arc::new(ModelDir::open(&golden(name)).unwrap());
         let spec = dir.spec();
@@ -368,7 +368,7 @@ fn plans_that_do_not_fit_the_model_are_errors() {
 /// A program of another plan, tokens that the model does not know, a program without its slots:
 /// errors all, and the engine still works.
 #[test]
-fn what_does_not_fit_the_shard_is_an_error() {
+fn programs_and_tokens_that_do_not_fit_the_shard_are_errors() {
     let dir = Arc::new(ModelDir::open(&golden("llama")).unwrap());
     let plan = local(&dir, 1, 64);
     let mut half = plan.ring[0].clone();

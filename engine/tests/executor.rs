@@ -98,7 +98,7 @@ fn program() -> Arc<Program> {
 }
 
 #[test]
-fn an_engine_is_prepared_anew_after_trouble() {
+fn an_engine_is_prepared_again_after_an_error_or_a_panic() {
     let script = Arc::new(Mutex::new(Script::default()));
     let executor = Executor::start("d0", Box::new(Scripted(script.clone()))).unwrap();
     let program = program();
@@ -130,7 +130,7 @@ fn an_engine_is_prepared_anew_after_trouble() {
 }
 
 #[test]
-fn ending_an_epoch_late_ends_no_later_one() {
+fn ending_an_epoch_late_leaves_the_next_epoch_connected() {
     struct Seen(AtomicBool);
     impl LinkCloser for Seen {
         fn close(&self) {
@@ -179,7 +179,7 @@ fn plan(model: &ModelDir) -> galaxy_common::Plan {
     share::plan(model.spec(), &terms, &["a", "b"].map(member)).unwrap()
 }
 
-/// Its epoch may end between the moment in which it is taken on and that in which it takes its links.
+/// The epoch of a run may end between the start of the run and the moment in which it takes its links.
 #[test]
 fn a_run_whose_epoch_has_just_ended_is_aborted() {
     let model = bert();
@@ -206,7 +206,7 @@ fn a_run_whose_epoch_has_just_ended_is_aborted() {
 }
 
 #[test]
-fn a_local_cluster_gives_up_at_the_deadline_and_serves_the_next() {
+fn a_local_cluster_stops_at_the_deadline_and_serves_the_next_request() {
     let model = bert();
     let cluster = LocalCluster::open(model.clone(), plan(&model)).unwrap();
     let shape = BatchShape::single(9, Wanted::Hidden).unwrap();
@@ -218,7 +218,7 @@ fn a_local_cluster_gives_up_at_the_deadline_and_serves_the_next() {
 }
 
 #[test]
-fn loading_stops_when_told() {
+fn loading_stops_when_the_progress_callback_breaks() {
     let model = bert();
     let plan = plan(&model);
     let mut told = 0;

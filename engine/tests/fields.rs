@@ -169,7 +169,7 @@ struct Count {
 }
 
 #[test]
-fn a_changed_field_is_carried_out_or_refused_by_name() {
+fn a_changed_config_field_takes_effect_or_is_refused_by_name() {
     let golden = Golden::read();
     let (mut wrong, mut counts) = (Vec::new(), BTreeMap::<_, Count>::new());
     for base in golden.list("bases") {

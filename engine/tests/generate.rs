@@ -95,7 +95,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn greedy_tokens_are_those_of_transformers() {
+fn greedy_tokens_match_transformers() {
     for name in DECODERS {
         let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
         let golden = std::fs::read_to_string(folder(name).join("generated.json")).unwrap();
@@ -177,7 +177,7 @@ fn sampled_tokens_do_not_depend_on_the_split() {
 /// The chosen tokens keep to what `transformers` leaves after penalties and bounds, with the probabilities that
 /// it gives them.
 #[test]
-fn bounds_are_those_of_transformers() {
+fn sampling_bounds_match_transformers() {
     let golden = std::fs::read_to_string(folder("gpt2").join("processed.json")).unwrap();
     let golden: Value = serde_json::from_str(&golden).unwrap();
     let prompt = ids(&golden["prompt"]);
@@ -221,7 +221,7 @@ fn bounds_are_those_of_transformers() {
 /// What is reported of each token, to the bit, does not depend on how many rows a prompt is cut into, nor on whether
 /// the row before it came with the prompt or as a generated token.
 #[test]
-fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
+fn token_events_are_bit_identical_however_the_prompt_is_cut() {
     let plans = [
         (Strategy::Local, 1, Exchange::Ring),
         (Strategy::Galaxy, 2, Exchange::Ring),
@@ -263,7 +263,7 @@ fn rows_are_the_same_to_the_bit_whatever_stands_beside_them() {
 }
 
 #[test]
-fn fewer_bits_in_the_cache_change_little() {
+fn fewer_bits_in_the_kv_cache_change_logprobs_little() {
     let of = |values| {
         let text = text(&PROMPT, 12, Sampling { logprobs: 1, ..Sampling::default() });
         generate(&open("qwen2", Strategy::Galaxy, 2, values), &text, 12, 4, &[]).unwrap()
@@ -278,7 +278,7 @@ fn fewer_bits_in_the_cache_change_little() {
 }
 
 #[test]
-fn a_stop_ends_a_text_on_all_devices() {
+fn a_stop_token_ends_a_sequence_on_all_devices() {
     let cluster = open("llama", Strategy::Galaxy, 3, CacheType::F32);
     let all = generate(&cluster, &text(&PROMPT, 30, Sampling::greedy()), 30, 64, &[]).unwrap();
     let stop = tokens(&all)[9];
@@ -288,7 +288,7 @@ fn a_stop_ends_a_text_on_all_devices() {
 }
 
 #[test]
-fn whoever_listens_may_break_off() {
+fn generation_ends_when_the_token_callback_breaks() {
     let cluster = open("llama", Strategy::Galaxy, 2, CacheType::F32);
     let text = text(&PROMPT, 60, Sampling::greedy());
     let all = generate(&cluster, &text, 60, 64, &[]).unwrap();
@@ -302,7 +302,7 @@ fn whoever_listens_may_break_off() {
 }
 
 #[test]
-fn what_is_kept_takes_the_bytes_that_budgets_say() {
+fn kv_cache_bytes_match_the_budget_for_every_cache_type() {
     let model = Arc::new(ModelDir::open(&folder("llama")).unwrap());
     let of = |values| {
         let plan = plan(&model, Strategy::Local, 1, 1, values);
@@ -323,7 +323,7 @@ fn what_is_kept_takes_the_bytes_that_budgets_say() {
 }
 
 #[test]
-fn what_the_cache_cannot_keep_is_refused() {
+fn a_sequence_that_does_not_fit_the_kv_cache_is_refused() {
     let cluster = open("llama", Strategy::Galaxy, 2, CacheType::F32);
     // Two blocks of 192 rows.
     let long = text(&PROMPT, 380, Sampling::greedy());
@@ -347,7 +347,7 @@ fn what_the_cache_cannot_keep_is_refused() {
 /// A chat continues behind its earlier turns: their rows are cached, and the rest comes as if all were
 /// computed anew.
 #[test]
-fn a_text_that_is_resumed_goes_on_as_a_new_one_does() {
+fn a_resumed_sequence_gets_the_same_tokens_as_a_fresh_sequence() {
     for (strategy, devices) in
         [(Strategy::Local, 1), (Strategy::Galaxy, 3), (Strategy::Pipeline, 2)]
     {

@@ -61,7 +61,7 @@ fn cluster(model: &Arc<ModelDir>) -> LocalCluster {
 }
 
 #[test]
-fn a_silent_request_is_answered_as_transformers_answers_it() {
+fn a_request_without_settings_generates_the_tokens_of_transformers() {
     let golden = fs::read_to_string(testdata().join("cases/generation.json")).unwrap();
     let golden: Value = serde_json::from_str(&golden).unwrap();
     let (prompt, count) = (ids(&golden["prompt"]), golden["count"].as_u64().unwrap() as u32);

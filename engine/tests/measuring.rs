@@ -26,7 +26,7 @@ fn peak() -> u64 {
 
 /// The only test of this program: what others hold would count too.
 #[test]
-fn measuring_keeps_to_what_the_cluster_file_grants() {
+fn measuring_stays_within_the_memory_of_the_cluster_file() {
     let directory = tempfile::tempdir().unwrap();
     let mut shape = catalogue().iter().find(|m| m.name == "tiny-bert").unwrap().shape;
     // Layers of 28 MB: all widths of one take 53 MB, and there are many.

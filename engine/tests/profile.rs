@@ -60,14 +60,14 @@ fn every_family_has_a_sound_profile() {
 }
 
 #[test]
-fn whoever_listens_may_stop_it() {
+fn measuring_stops_when_the_progress_callback_breaks() {
     let mut progress = |_, _, _: &str| ControlFlow::Break(());
     let stopped = measure(&golden("bert"), &setting(TIME), &mut progress);
     assert!(matches!(stopped, Err(MeasureError::Stopped)));
 }
 
 #[test]
-fn a_device_without_room_is_told_so() {
+fn measuring_with_too_little_memory_is_refused() {
     let setting = Setting { memory: Some(galaxy_common::Bytes(1 << 20)), ..setting(TIME) };
     let refused = measure(&golden("bert"), &setting, &mut |_, _, _| ControlFlow::Continue(()));
     assert!(matches!(refused, Err(MeasureError::Room { .. })), "{refused:?}");
@@ -101,10 +101,10 @@ fn on_processor() -> f64 {
 /// with the profile's own factor for pauses. Prints, and judges nothing: how near it comes depends
 /// on what else the machine does.
 ///
-/// `cargo nextest run --release -p galaxy-engine --run-ignored only --no-capture against_layers`
+/// `cargo nextest run --release -p galaxy-engine --run-ignored only --no-capture profile_against_layers`
 #[test]
 #[ignore = "it measures for a minute; numbers are for a person"]
-fn against_layers() {
+fn profile_against_layers() {
     for (name, shape) in [
         ("bert-large", Shape { layers: 12, ..Shape::bert(12, 1024, 16) }),
         ("distilbert", Shape::bert(6, 768, 12)),

@@ -91,7 +91,7 @@ fn reference() -> Vec<f32> {
 }
 
 #[test]
-fn logits_are_those_of_the_values() {
+fn quantised_logits_are_near_logits_of_dequantised_weights() {
     let model = model();
     let want = reference();
     let cluster = LocalCluster::open(model.clone(), plan(&model, Strategy::Local, &[1.0])).unwrap();
@@ -99,7 +99,7 @@ fn logits_are_those_of_the_values() {
 }
 
 #[test]
-fn devices_that_share_blocks_give_what_one_gives() {
+fn devices_that_split_quantised_weights_match_one_device() {
     let model = model();
     let one = plan(&model, Strategy::Local, &[1.0]);
     let want = logits(&LocalCluster::open(model.clone(), one).unwrap());
@@ -116,7 +116,7 @@ fn devices_that_share_blocks_give_what_one_gives() {
 }
 
 #[test]
-fn blocks_from_disk_are_the_blocks_that_stay() {
+fn logits_with_streamed_quantised_weights_equal_resident_weights() {
     let (model, files) = (model(), tempfile::tempdir().unwrap());
     for (strategy, shares) in [(Strategy::Local, &[1.0][..]), (Strategy::Galaxy, &[2.0, 1.0, 1.0])]
     {
@@ -145,7 +145,7 @@ fn blocks_from_disk_are_the_blocks_that_stay() {
 }
 
 #[test]
-fn activations_are_rounded_as_far_as_they_are_said_to_be() {
+fn logit_errors_stay_within_the_tolerance_of_rounded_activations() {
     let want = reference();
     for (activations, tolerance) in [(Activations::F32, EXACT), (Activations::A8, TOLERANCE_8)] {
         let model = by(activations);
@@ -165,7 +165,7 @@ fn activations_are_rounded_as_far_as_they_are_said_to_be() {
 }
 
 #[test]
-fn bytes_are_those_of_the_weights_as_they_are_held() {
+fn shard_bytes_match_the_budget_for_every_activation_rounding() {
     let graph = OperatorGraph::of(model().spec());
     let bytes = [Activations::A16, Activations::A8, Activations::F32].map(|activations| {
         let model = by(activations);
@@ -184,7 +184,7 @@ fn bytes_are_those_of_the_weights_as_they_are_held() {
 }
 
 #[test]
-fn programs_say_which_activations_they_are_of() {
+fn programs_for_other_activations_differ_and_are_refused() {
     let shape = BatchShape::single(ROWS, Wanted::AllLogits).unwrap();
     let of = |activations| {
         let model = by(activations);
@@ -205,7 +205,7 @@ fn programs_say_which_activations_they_are_of() {
 /// Models of several families, written for the test, rounded as they are read: tables and heads that are tied, rows for
 /// each input (GPT-2), and encoders.
 #[test]
-fn devices_that_share_a_rounded_model_give_what_one_gives() {
+fn devices_that_split_a_model_quantised_on_load_match_one_device() {
     let (dir, shape) = (tempfile::tempdir().unwrap(), Shape::bert(2, 256, 4));
     let llama = Shape { kv_heads: 2, format: WeightFormat::Bf16, ..shape };
     for (family, shape) in [("bert", shape), ("gpt2", shape), ("llama", llama)] {

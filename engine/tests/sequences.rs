@@ -214,7 +214,7 @@ fn together(cluster: &LocalCluster, asks: &[SequenceRequest], at_once: usize) ->
 }
 
 #[test]
-fn sequences_of_a_step_get_the_tokens_that_they_get_alone() {
+fn sequences_that_share_steps_get_the_same_tokens_as_alone() {
     for model in [LLAMA, TINY] {
         let single = open(model, Strategy::Local, 1);
         let mut asks = asks();
@@ -237,7 +237,7 @@ fn sequences_of_a_step_get_the_tokens_that_they_get_alone() {
 /// reported of each token (its log-probability and those of the likeliest, too) is the same to the bit, whichever
 /// sequences share the steps.
 #[test]
-fn what_is_told_does_not_depend_on_who_shares_the_steps() {
+fn token_events_are_bit_identical_whichever_sequences_share_steps() {
     let told_bits = |told: &[TokenEvent]| -> Vec<u32> {
         told.iter().flatten().map(|value| value.to_bits()).collect()
     };
@@ -264,7 +264,7 @@ fn what_is_told_does_not_depend_on_who_shares_the_steps() {
 }
 
 #[test]
-fn wider_candidates_are_for_one_sequence() {
+fn only_one_sequence_of_a_step_is_given_more_candidates() {
     for (strategy, devices) in [(Strategy::Local, 1), (Strategy::Galaxy, 2), (Strategy::Galaxy, 3)]
     {
         let cluster = open(TINY, strategy, devices);
@@ -295,7 +295,7 @@ fn wider_candidates_are_for_one_sequence() {
 }
 
 #[test]
-fn only_what_a_mask_allows_is_chosen() {
+fn a_token_mask_limits_only_the_masked_sequences() {
     let allowed: Vec<u32> = (0..97).filter(|token| token % 5 == 2).collect();
     let mut asks = asks();
     let single = open(LLAMA, Strategy::Local, 1);
@@ -318,7 +318,7 @@ fn only_what_a_mask_allows_is_chosen() {
 
 /// A mask is bound for a step: here each token has another, as a grammar would give it.
 #[test]
-fn masks_change_with_each_token() {
+fn a_token_mask_can_change_with_each_token() {
     let halves = [0, 1].map(|odd| (0..97).filter(|token| token % 2 == odd).collect::<Vec<_>>());
     let halves = halves.map(|tokens| TokenMask::of(&tokens));
     let asks = asks();
@@ -337,7 +337,7 @@ fn masks_change_with_each_token() {
 }
 
 #[test]
-fn a_mask_that_leaves_no_token_is_refused_by_name() {
+fn a_mask_that_allows_no_token_is_an_error_that_names_the_sequence() {
     for (strategy, devices) in RINGS {
         let cluster = open(LLAMA, strategy, devices);
         let asks = &asks()[..2];
@@ -361,9 +361,9 @@ fn a_mask_that_leaves_no_token_is_refused_by_name() {
     }
 }
 
-/// Whoever asks a burst to end has all devices end it behind the same step, and what they have by then stays.
+/// A request to end a burst ends it on all devices after the same step, and the tokens until then are kept.
 #[test]
-fn a_burst_ends_on_all_devices_when_it_is_asked_to() {
+fn an_ended_decode_burst_stops_all_devices_after_the_same_step() {
     for (strategy, devices) in RINGS {
         let cluster = open(LLAMA, strategy, devices);
         let asks =
@@ -392,7 +392,7 @@ fn a_burst_ends_on_all_devices_when_it_is_asked_to() {
 
 /// Drafted rows are those of single steps, to the bit; what they change is how many steps it takes.
 #[test]
-fn drafts_change_how_soon_tokens_come_and_never_which() {
+fn drafts_reduce_steps_and_never_change_tokens() {
     for (strategy, devices) in RINGS {
         let cluster = open(LLAMA, strategy, devices);
         let bits = |told: &[TokenEvent]| -> Vec<u32> {

@@ -203,7 +203,7 @@ fn cut(model: &Path, shape: &Shape, at: &Path) -> Arc<ModelDir> {
 }
 
 #[test]
-fn a_request_may_select_layers_heads_and_columns() {
+fn selected_layers_heads_and_columns_match_the_cut_model() {
     let bert = Shape { intermediate: 192, format: WeightFormat::F16, ..Shape::bert(4, 64, 4) };
     let parts = [
         (&LLAMA, [(2, 8, 192), (4, 4, 192), (4, 8, 64), (1, 2, 111), (4, 8, 192)].as_slice()),
@@ -253,7 +253,7 @@ fn a_request_may_select_layers_heads_and_columns() {
 }
 
 #[test]
-fn programs_of_a_part_are_proved_by_the_same_rules() {
+fn programs_of_a_selected_part_verify_and_bad_selections_are_refused() {
     let at = tempfile::tempdir().unwrap();
     let model = written(&LLAMA, at.path());
     let spec = model.spec();

@@ -103,7 +103,7 @@ fn remade(cluster: &LocalCluster) -> u64 {
 }
 
 #[test]
-fn results_are_those_of_weights_that_stay() {
+fn results_with_streamed_weights_equal_resident_weights() {
     let files = tempfile::tempdir().unwrap();
     for name in
         ["bert", "bert-f16", "gpt2", "gpt2-classes", "llama-tied-bf16", "gptj", "mpnet", "qwen3"]
@@ -142,7 +142,7 @@ fn results_are_those_of_weights_that_stay() {
 }
 
 #[test]
-fn texts_are_those_of_weights_that_stay() {
+fn tokens_with_streamed_weights_equal_resident_weights() {
     let files = tempfile::tempdir().unwrap();
     let cache = Cache { rows: Cache::BLOCK, values: galaxy_common::CacheType::F32 };
     for name in ["gpt2", "llama-tied-bf16", "gptj"] {
@@ -190,7 +190,7 @@ fn flip(path: &Path, at: u64) {
 
 /// What was damaged is read again from the model's files, and the file is whole again.
 #[test]
-fn a_damaged_file_is_mended_and_never_computed_with() {
+fn a_damaged_shard_file_is_repaired_and_never_used() {
     let at = tempfile::tempdir().unwrap();
     let model = open("gpt2");
     let held = plan(&model, Strategy::Local, 1, Cache::NONE);
@@ -237,7 +237,7 @@ fn a_damaged_file_is_mended_and_never_computed_with() {
 
 /// An attempt that was broken off is continued, as far as it is good.
 #[test]
-fn a_half_written_file_is_gone_on_with() {
+fn a_partly_written_shard_file_is_continued() {
     let at = tempfile::tempdir().unwrap();
     let model = open("bert");
     let held = plan(&model, Strategy::Local, 1, Cache::NONE);
@@ -277,7 +277,7 @@ fn a_half_written_file_is_gone_on_with() {
 
 /// A disk that gives neither the file nor the model: the run fails and says why, and the next one is right.
 #[test]
-fn a_read_error_fails_the_run_and_nothing_else() {
+fn a_disk_read_error_fails_the_run_and_the_next_run_succeeds() {
     let at = tempfile::tempdir().unwrap();
     let copy = at.path().join("gpt2");
     fs::create_dir(&copy).unwrap();

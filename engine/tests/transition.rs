@@ -41,7 +41,7 @@ fn device(heads: (u32, u32), columns: (u32, u32), layers: (u32, u32)) -> DeviceP
 
 /// The only test of this program: what others hold would count too.
 #[test]
-fn the_peak_of_a_transition_is_what_was_said() {
+fn the_memory_peak_of_a_transition_matches_the_prediction() {
     let directory = tempfile::tempdir().unwrap();
     let mut shape = catalogue().iter().find(|m| m.name == "tiny-bert").unwrap().shape;
     (shape.hidden, shape.heads, shape.intermediate, shape.layers) = (512, 8, 2048, 6);

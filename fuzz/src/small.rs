@@ -10,10 +10,10 @@ use galaxy_proto::{
     convert,
     fault::{from_status, to_status},
     identity::{Role, peer},
-    join::{Line, MAX_BYTES, Message, Request},
+    join::{JoinLine, MAX_BYTES, Message, Request},
     v1,
 };
-use galaxy_worker::ring::handshake::{Answer, Greeting, HANDSHAKE_BYTES, WELCOME_BYTES};
+use galaxy_worker::ring::handshake::{Greeting, HANDSHAKE_BYTES, HandshakeReply, WELCOME_BYTES};
 use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use std::path::Path;
@@ -47,8 +47,8 @@ pub(crate) fn hello(bytes: &[u8]) {
     }
     let mut answer = [0; WELCOME_BYTES];
     answer.copy_from_slice(&hello[..WELCOME_BYTES]);
-    match Answer::decode(&answer) {
-        Ok(answer) => assert_eq!(Answer::decode(&answer.encode()), Ok(answer)),
+    match HandshakeReply::decode(&answer) {
+        Ok(answer) => assert_eq!(HandshakeReply::decode(&answer.encode()), Ok(answer)),
         Err(error) => said(&error),
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn join(bytes: &[u8]) {
         }
         _ => {
             let Ok(text) = std::str::from_utf8(input.0) else { return };
-            if let Some(line) = good(text.parse::<Line>()) {
+            if let Some(line) = good(text.parse::<JoinLine>()) {
                 assert_eq!(line.text().parse(), Ok(line));
             }
         }

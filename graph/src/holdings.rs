@@ -191,7 +191,7 @@ pub fn nothing() -> Assignment {
 
 /// The matrices of one product, which a change of assignment rebuilds.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Step {
+pub struct ProductRebuild {
     /// The product whose matrices change.
     pub operator: OperatorId,
     /// The slices that the device holds before the change; none of a product that it had no part of.
@@ -200,7 +200,7 @@ pub struct Step {
     pub new: Vec<WeightSlice>,
 }
 
-impl Step {
+impl ProductRebuild {
     /// The parts of the new slices that the device holds already and keeps as they are, one for each new slice;
     /// `None` where nothing of it stays.
     pub fn kept(
@@ -229,13 +229,13 @@ impl Step {
 
 /// The matrices that change from one assignment to another: those that go first, then
 /// those that shrink, so that their memory is free for those that grow.
-pub fn steps(graph: &OperatorGraph, old: &Assignment, new: &Assignment) -> Vec<Step> {
+pub fn steps(graph: &OperatorGraph, old: &Assignment, new: &Assignment) -> Vec<ProductRebuild> {
     let values = |slices: &[WeightSlice]| slices.iter().map(WeightSlice::values).sum::<u64>();
     let step = |(operator, product): (OperatorId, &Product)| {
         let [old, new] = [old, new].map(|assignment| graph.slices(product, assignment));
-        Step { operator, old, new }
+        ProductRebuild { operator, old, new }
     };
-    let mut steps: Vec<Step> =
+    let mut steps: Vec<ProductRebuild> =
         graph.shared().map(step).filter(|step| step.old != step.new).collect();
     // Stable, so that files are read from front to back.
     steps.sort_by_key(|step| match (values(&step.old), values(&step.new)) {

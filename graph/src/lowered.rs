@@ -22,11 +22,11 @@ pub struct Whole<'a> {
 pub struct Lowered<T> {
     most: usize,
     /// What is kept, the latest used last.
-    entries: VecDeque<Entry<T>>,
+    entries: VecDeque<CachedProgram<T>>,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct CachedProgram<T> {
     plan: Arc<Plan>,
     phase: Phase,
     /// The shape without cached rows and slots, which programs do not know.
@@ -82,7 +82,7 @@ impl<T: Clone> Lowered<T> {
     ) -> Result<T, LowerError> {
         takes(spec, plan, shape)?;
         let shape = shape.unbound();
-        let same = |entry: &Entry<T>| {
+        let same = |entry: &CachedProgram<T>| {
             Arc::ptr_eq(&entry.plan, plan) && entry.phase == phase && entry.shape == shape
         };
         let kept = self.entries.iter().position(same).and_then(|at| self.entries.remove(at));
@@ -90,7 +90,7 @@ impl<T: Clone> Lowered<T> {
             Some(entry) => entry,
             None => {
                 let programs = make(&shape)?;
-                Entry { plan: plan.clone(), phase, shape, programs }
+                CachedProgram { plan: plan.clone(), phase, shape, programs }
             }
         };
         let programs = entry.programs.clone();

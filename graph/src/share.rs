@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_cut_between_units() {
+    fn apportioned_runs_are_cut_between_units() {
         let spans: Vec<Span<galaxy_common::Head>> = apportioned(5, 2, &[1, 1, 1]);
         assert_eq!(spans, [Span::new(0, 2), Span::new(2, 4), Span::new(4, 5)]);
         let all = apportioned::<galaxy_common::Head>(5, 1, &[2, 3]);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_found_where_models_have_them() {
+    fn chat_templates_are_found_in_every_file_that_may_have_them() {
         let own = ("chat_template.jinja", "own");
         let tools = ("additional_chat_templates/tool_use.jinja", "tools");
         let config = ("tokenizer_config.json", r#"{"chat_template": "config"}"#);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn every_special_token_has_its_name() {
+    fn special_tokens_are_read_from_tokenizer_config_and_token_map() {
         let config = (
             "tokenizer_config.json",
             r#"{"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>", "pad_token": null,

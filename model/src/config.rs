@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_json_is_named() {
+    fn invalid_json_is_rejected_with_its_cause() {
         let cases: &[(&[u8], &str)] = &[
             (b"{\n\"a\": NaN}", "(line 2)"),
             (b"{\"a\": [1, -Infinity]}", "no Infinity"),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_twice_is_found() {
+    fn duplicate_top_level_keys_are_found() {
         assert_eq!(doubled(br#"{"a": 1, "b": {"a": 2, "a": 3}, "a": 4}"#), ["a"]);
         for none in [&b"{}"[..], b"[1]", b"{", b"{\"a\": 1}"] {
             assert!(doubled(none).is_empty());

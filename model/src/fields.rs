@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_within_others_are_known_too() {
+    fn nested_fields_are_checked_like_top_level_fields() {
         let warnings = checked(&json!({ "inner": { "scale": 1, "colour": 2 }, "code": {} }));
         let told: Vec<_> = warnings.expect("accepted").iter().map(ToString::to_string).collect();
         let unknown = "config.json: field \"inner.colour\" is not known here and not read";

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_model_needs_is_wanted() {
+    fn only_files_that_a_model_needs_are_selected() {
         let names = all(&[
             "README.md",
             ".gitattributes",
@@ -222,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn an_index_and_a_vocabulary_stand_in_for_what_is_missing() {
+    fn an_index_and_vocab_txt_replace_missing_weights_and_tokenizer() {
         let names = all(&[INDEX, "model-00001-of-00001.safetensors", "vocab.txt"]);
         assert_eq!(wanted(&names, ""), [INDEX, "vocab.txt"]);
     }
 
     #[test]
-    fn modules_name_directories_inside() {
+    fn module_paths_outside_the_model_directory_are_rejected() {
         let text =
             br#"[{"idx": 0, "path": "0_Transformer"}, {"path": "1_Pooling/"}, {}, {"path": ""}]"#;
         assert_eq!(modules(text).expect("modules"), ["0_Transformer", "1_Pooling", ""]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_lie_beside_their_index() {
+    fn weight_files_must_lie_beside_their_index() {
         let index = |name: &str| serde_json::json!({ "weight_map": { "a": name } }).to_string();
         let right = "model-00001-of-00002.safetensors";
         assert_eq!(shards(index(right).as_bytes()).expect("shards"), all(&[right]));

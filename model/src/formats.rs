@@ -139,7 +139,7 @@ mod tests {
     const MIXED: [WeightFormat; 2] = [WeightFormat::Q4K, WeightFormat::Q6K];
 
     #[test]
-    fn each_matrix_has_its_format() {
+    fn each_matrix_keeps_its_own_weight_format() {
         let [most, other] = MIXED;
         let formats = Formats::all(most).with(Matrix::Value(1), other);
         let formats = formats.with(Matrix::LanguageHead, other).with_vectors(WeightFormat::F32);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_taken_with_their_formats() {
+    fn selected_layers_keep_their_weight_formats() {
         let [most, other] = MIXED;
         let formats = Formats::all(most).with(Matrix::Value(2), other);
         let formats = formats.with(Matrix::LanguageHead, other);

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_where_the_files_say() {
+    fn end_of_text_tokens_are_read_from_the_config_files() {
         assert_eq!(read(r#"{"eos_token_id": 7}"#).expect("tokens").ends, [7]);
         assert_eq!(read(r#"{"eos_token_id": [7, 9]}"#).expect("tokens").ends, [7, 9]);
         for bad in [r#"{"eos_token_id": -1}"#, r#"{"eos_token_id": ["</s>"]}"#] {
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_silent_is_answered_as_the_author_says() {
+    fn unset_request_settings_come_from_the_generation_config() {
         let text = r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1,
             "repetition_penalty": 1.05, "max_new_tokens": 40, "max_length": 9, "stop_strings": "END",
             "suppress_tokens": [3, 500000], "num_beams": 1, "typical_p": 1.0, "bad_words_ids": null}"#;
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_it_samples_is_for_the_author_to_say() {
+    fn do_sample_and_max_length_set_the_request_defaults() {
         for (text, temperature, most) in [
             ("{}", 1.0, 16),
             (r#"{"do_sample": false, "temperature": 0.6, "max_length": 20}"#, 0.0, 16),
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn older_models_say_it_in_their_config() {
+    fn generation_settings_of_older_models_are_read_from_config_json() {
         let fields = [("do_sample", true.into()), ("top_k", 7.into()), ("eos_token_id", 4.into())];
         let generation = model(None, &fields).1.generation().expect("settings");
         assert_eq!((generation.ends, generation.sampling.top_k), (vec![4], Some(7)));
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_carried_out_is_refused_by_name() {
+    fn unsupported_generation_settings_are_rejected_by_name() {
         for (field, value) in [
             ("no_repeat_ngram_size", "3"),
             ("num_beams", "4"),
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_are_named() {
+    fn invalid_generation_settings_are_named_in_the_error() {
         for (text, field) in [
             (r#"{"temperature": "hot"}"#, "temperature"),
             (r#"{"temperature": -1}"#, "temperature"),
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_not_known_is_named() {
+    fn an_unknown_generation_field_is_named_in_a_warning() {
         let (_dir, model) = model(Some(r#"{"colour": 1, "top_k": 3, "use_cache": true}"#), &[]);
         let said: Vec<_> = model.warnings().iter().map(ToString::to_string).collect();
         assert!(said.len() == 1 && said[0].contains("\"colour\""), "{said:?}");

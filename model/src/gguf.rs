@@ -47,12 +47,12 @@ const ALIGNMENT: u64 = 32;
 
 /// A value of a file's metadata.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Value {
+pub(crate) enum MetadataValue {
     Whole(i128),
     Float(f64),
     Flag(bool),
     Text(String),
-    List(Vec<Value>),
+    List(Vec<MetadataValue>),
 }
 
 /// A tensor as a file's header lists it.
@@ -61,7 +61,7 @@ pub(crate) struct Listed {
     pub(crate) name: String,
     /// The shape, the slowest dimension first, as everywhere else here; the file has it the other way round.
     pub(crate) shape: Vec<u64>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: GgmlType,
     /// Where the tensor begins, in bytes from the start of the file.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
@@ -76,13 +76,13 @@ impl Listed {
 
 /// The type of a tensor's values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum GgmlType {
     Known(WeightFormat),
     /// A type that is not read, by its number in files.
     Unknown(u32),
 }
 
-impl Kind {
+impl GgmlType {
     fn of(number: u32) -> Self {
         let known = FORMATS.iter().find(|(n, _)| *n == number);
         known.map_or(Self::Unknown(number), |(_, format)| Self::Known(*format))
@@ -162,7 +162,7 @@ const KNOWN_ELSEWHERE: [(u32, &str); 16] = [
 /// The header of a GGUF file.
 #[derive(Debug)]
 pub(crate) struct Gguf {
-    fields: BTreeMap<String, Value>,
+    fields: BTreeMap<String, MetadataValue>,
     pub(crate) tensors: Vec<Listed>,
     /// The number of rows of each tensor, by its name in the file. The first part of a split model has those of all
     /// parts.
@@ -225,7 +225,7 @@ impl Gguf {
     /// A text of the metadata, by the name of its field; `None` where it is absent or no text.
     pub(crate) fn text(&self, field: &str) -> Option<&str> {
         match self.fields.get(field)? {
-            Value::Text(text) => Some(text),
+            MetadataValue::Text(text) => Some(text),
             _ => None,
         }
     }
@@ -233,7 +233,7 @@ impl Gguf {
     /// A whole number of the metadata; `None` where it is absent, negative or no whole number.
     pub(crate) fn whole(&self, field: &str) -> Option<u64> {
         match self.fields.get(field)? {
-            Value::Whole(number) => u64::try_from(*number).ok(),
+            MetadataValue::Whole(number) => u64::try_from(*number).ok(),
             _ => None,
         }
     }
@@ -241,8 +241,8 @@ impl Gguf {
     /// A number of the metadata, whole or not.
     pub(crate) fn number(&self, field: &str) -> Option<f64> {
         match self.fields.get(field)? {
-            Value::Whole(number) => Some(*number as f64),
-            Value::Float(number) => Some(*number),
+            MetadataValue::Whole(number) => Some(*number as f64),
+            MetadataValue::Float(number) => Some(*number),
             _ => None,
         }
     }
@@ -250,15 +250,15 @@ impl Gguf {
     /// A boolean of the metadata.
     pub(crate) fn flag(&self, field: &str) -> Option<bool> {
         match self.fields.get(field)? {
-            Value::Flag(flag) => Some(*flag),
+            MetadataValue::Flag(flag) => Some(*flag),
             _ => None,
         }
     }
 
     /// A list of the metadata.
-    pub(crate) fn list(&self, field: &str) -> Option<&[Value]> {
+    pub(crate) fn list(&self, field: &str) -> Option<&[MetadataValue]> {
         match self.fields.get(field)? {
-            Value::List(list) => Some(list),
+            MetadataValue::List(list) => Some(list),
             _ => None,
         }
     }
@@ -333,7 +333,9 @@ impl Head<'_> {
         }
         let alignment = match fields.get("general.alignment") {
             None => ALIGNMENT,
-            Some(Value::Whole(n @ 1..=0x10_0000)) if (*n as u64).is_power_of_two() => *n as u64,
+            Some(MetadataValue::Whole(n @ 1..=0x10_0000)) if (*n as u64).is_power_of_two() => {
+                *n as u64
+            }
             Some(other) => return Err(format!("general.alignment is {other:?}").into()),
         };
         let data = self.read.next_multiple_of(alignment);
@@ -359,13 +361,13 @@ impl Head<'_> {
         for _ in 0..sides {
             shape.push(self.u64()?);
         }
-        let (kind, offset) = (Kind::of(self.u32()?), self.u64()?);
+        let (kind, offset) = (GgmlType::of(self.u32()?), self.u64()?);
         let row = shape.first().copied().unwrap_or(1);
         let rows = shape.iter().skip(1).try_fold(1u64, |n, &side| n.checked_mul(side));
         let bytes = match (kind, rows.and_then(|rows| kind.bytes(row, rows))) {
             (_, Some(bytes)) => bytes,
             // An unknown type is refused when the tensor is needed.
-            (Kind::Unknown(_), None) => 0,
+            (GgmlType::Unknown(_), None) => 0,
             (kind, None) => {
                 let kind = kind.name();
                 return Err(format!("tensor {name} of {shape:?} values cannot be {kind}").into());
@@ -375,17 +377,17 @@ impl Head<'_> {
         Ok(Listed { name, shape, kind, offset, bytes })
     }
 
-    fn value(&mut self, kind: u32, depth: u32) -> Result<Value, Problem> {
+    fn value(&mut self, kind: u32, depth: u32) -> Result<MetadataValue, Problem> {
         Ok(match kind {
-            0 => Value::Whole(u8::from_le_bytes(self.array()?).into()),
-            1 => Value::Whole(i8::from_le_bytes(self.array()?).into()),
-            2 => Value::Whole(u16::from_le_bytes(self.array()?).into()),
-            3 => Value::Whole(i16::from_le_bytes(self.array()?).into()),
-            4 => Value::Whole(self.u32()?.into()),
-            5 => Value::Whole(i32::from_le_bytes(self.array()?).into()),
-            6 => Value::Float(f32::from_le_bytes(self.array()?).into()),
-            7 => Value::Flag(u8::from_le_bytes(self.array()?) != 0),
-            8 => Value::Text(self.string()?),
+            0 => MetadataValue::Whole(u8::from_le_bytes(self.array()?).into()),
+            1 => MetadataValue::Whole(i8::from_le_bytes(self.array()?).into()),
+            2 => MetadataValue::Whole(u16::from_le_bytes(self.array()?).into()),
+            3 => MetadataValue::Whole(i16::from_le_bytes(self.array()?).into()),
+            4 => MetadataValue::Whole(self.u32()?.into()),
+            5 => MetadataValue::Whole(i32::from_le_bytes(self.array()?).into()),
+            6 => MetadataValue::Float(f32::from_le_bytes(self.array()?).into()),
+            7 => MetadataValue::Flag(u8::from_le_bytes(self.array()?) != 0),
+            8 => MetadataValue::Text(self.string()?),
             9 if depth < MAX_DEPTH => {
                 let (kind, count) = (self.u32()?, self.u64()?);
                 // Each value takes at least a byte.
@@ -396,11 +398,11 @@ impl Head<'_> {
                 for _ in 0..count {
                     list.push(self.value(kind, depth + 1)?);
                 }
-                Value::List(list)
+                MetadataValue::List(list)
             }
-            10 => Value::Whole(self.u64()?.into()),
-            11 => Value::Whole(i64::from_le_bytes(self.array()?).into()),
-            12 => Value::Float(f64::from_le_bytes(self.array()?)),
+            10 => MetadataValue::Whole(self.u64()?.into()),
+            11 => MetadataValue::Whole(i64::from_le_bytes(self.array()?).into()),
+            12 => MetadataValue::Float(f64::from_le_bytes(self.array()?)),
             _ => return Err(format!("a field has type {kind}, which is not known").into()),
         })
     }
@@ -523,7 +525,9 @@ pub(crate) fn read_divisors(parts: &mut [(PathBuf, File, Gguf)]) -> Result<(), M
                 path: path.clone(),
                 why: format!("{} {why}", tensor.name),
             };
-            let Kind::Known(format) = tensor.kind else { return Err(wrong("is of no known type")) };
+            let GgmlType::Known(format) = tensor.kind else {
+                return Err(wrong("is of no known type"));
+            };
             let fits = tensor.shape.len() == 1 && tensor.bytes <= MAX_DIVISORS_BYTES;
             if !fits || format.block().is_some() {
                 return Err(wrong("is no short list of numbers"));

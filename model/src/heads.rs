@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_of_its_own_counts_where_the_config_says_tied() {
+    fn a_separate_language_head_overrides_tie_word_embeddings() {
         let tied = json!({ "tie_word_embeddings": true });
         let keep = |name: &str, bytes: &[u8]| vec![(name.to_owned(), bytes.to_vec())];
         let copy = changed("llama", tied, keep);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn two_equal_tensors_of_a_tied_head_need_no_word() {
+    fn a_tied_head_stored_twice_gives_no_warning() {
         let twice = |name: &str, bytes: &[u8]| {
             let own = name.ends_with("embed_tokens.weight").then(|| "lm_head.weight".to_owned());
             own.into_iter().chain([name.to_owned()]).map(|name| (name, bytes.to_vec())).collect()
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_a_tied_head_may_have_the_heads_name() {
+    fn a_tied_embedding_table_may_be_named_lm_head() {
         let rename = |name: &str, bytes: &[u8]| {
             let own = name.ends_with("embed_tokens.weight");
             let name = if own { "lm_head.weight" } else { name };
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_head_leaves_the_rest_of_the_model() {
+    fn a_model_with_a_missing_head_loads_without_head() {
         for (name, lacks) in [
             ("llama", "lm_head.weight"),
             ("gpt2-classes", "score.weight"),

@@ -409,7 +409,7 @@ mod tests {
 
     /// The golden image is larger than the model's in one direction, and smaller in the other.
     #[test]
-    fn pixels_are_those_of_transformers() {
+    fn pixels_match_transformers() {
         let (model, processor) = golden();
         let pixels = processor.pixels(&std::fs::read(model.path().join("image.png")).unwrap());
         let bytes = std::fs::read(model.path().join("expected.safetensors")).unwrap();
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn squares_stand_row_by_row() {
+    fn image_patches_are_cut_row_by_row() {
         let patches = Patches { channels: 2, height: 2, width: 4, size: 2 };
         let pixels: Vec<f32> = (0..16).map(|i| i as f32).collect();
         let zeros = [0.0; 8];
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_is_refused_by_name() {
+    fn unsupported_preprocessor_settings_are_rejected_by_name() {
         let patches = Patches { channels: 3, height: 4, width: 4, size: 2 };
         let read = |config: serde_json::Value| {
             let fields = Fields::new(Path::new("preprocessor_config.json"), &config)?;
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn another_processor_is_refused_and_unknown_fields_are_named() {
+    fn another_image_processor_is_rejected_and_unknown_fields_give_warnings() {
         let (model, _) = golden();
         let directory = tempfile::tempdir().unwrap();
         for name in ["config.json", "model.safetensors"] {
@@ -493,7 +493,7 @@ mod tests {
 
     /// A small file that claims pixels of a gigabyte is refused by its first bytes.
     #[test]
-    fn pixels_are_counted_before_they_are_decoded() {
+    fn an_image_with_too_many_pixels_is_rejected_before_decoding() {
         let (model, processor) = golden();
         let mut png = std::fs::read(model.path().join("image.png")).unwrap();
         let needs = processor.needs(&png).unwrap();
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_cut_short_is_named_as_such() {
+    fn truncated_or_unknown_image_files_are_rejected_with_their_cause() {
         let (model, processor) = golden();
         let png = std::fs::read(model.path().join("image.png")).unwrap();
         let image = image::load_from_memory(&png).unwrap().into_rgb8();
@@ -543,7 +543,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_handled(
+        fn any_image_bytes_decode_without_panic(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..200), png: bool,
             at: prop::sample::Index, value: u8,
         ) {

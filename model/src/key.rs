@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn models_of_equal_sizes_have_one_key() {
+    fn models_of_equal_shape_share_a_shape_key() {
         let shape = Shape::bert(2, 64, 4);
         assert_eq!(key(shape), key(shape));
         assert!(key(shape).starts_with("bert-l2-h64x4-i256-f32-"), "{}", key(shape));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_classes_do_not_count() {
+    fn class_names_do_not_change_the_shape_key() {
         let head = |name: &str| crate::ClassHead {
             row: crate::ClassRow::First,
             dense: None,

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_in_pieces_reads_as_its_directory_does() {
+    fn a_model_sent_in_pieces_equals_its_directory() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama-tied-bf16"] {
             let (model, manifest) = manifest(&golden(name));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_many_columns_read_as_rows_do() {
+    fn matrices_cut_into_column_tiles_read_the_same_values() {
         let dir = tempfile::tempdir().unwrap();
         for format in [galaxy_common::WeightFormat::F32, galaxy_common::WeightFormat::Bf16] {
             let shape = crate::shape::Shape { format, ..crate::shape::Shape::bert(1, 640, 10) };
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn gguf_files_in_pieces_read_as_they_do() {
+    fn a_gguf_model_sent_in_pieces_equals_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let of_file = |path: &Path| {
             let model = ModelDir::open(path).unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_that_says_why() {
+    fn reading_a_piece_that_cannot_be_fetched_is_an_error() {
         let (model, manifest) = manifest(&golden("bert"));
         let dir = tempfile::tempdir().unwrap();
         let data = data(&model, &dir.path().join("data"));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_more_or_less_is_noticed() {
+    fn a_piece_with_a_changed_byte_does_not_match_its_digest() {
         let (model, manifest) = manifest(&golden("llama-tied-bf16"));
         let pieces = model.pieces().unwrap();
         let mut bytes = Vec::new();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_panic() {
+    fn damaged_manifest_bytes_never_panic() {
         let (_, manifest) = manifest(&golden("bert"));
         let whole = manifest.to_bytes().unwrap();
         assert_ne!(Digest::of(&whole), Digest::of(&whole[1..]));

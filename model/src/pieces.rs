@@ -332,7 +332,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_tensor_is_cut_once_by_bytes_or_by_tiles() {
+    fn a_tensor_is_cut_into_pieces_once_by_bytes_or_by_tiles() {
         let mut pieces = Pieces::new(MOST_PIECES);
         assert!(pieces.add("a", 1, 100, None));
         assert!(pieces.add("rows", 1024, 4096, None));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_needs_its_own_pieces_only() {
+    fn a_weight_slice_needs_only_its_own_pieces() {
         let dir = tempfile::tempdir().unwrap();
         let shape = crate::shape::Shape::bert(1, 1024, 16);
         shape.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
@@ -375,7 +375,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_follow_one_another(sizes in prop::collection::vec((0u64..3000, 0u64..5000, any::<bool>()), 1..6)) {
+        fn pieces_cover_all_bytes_without_gap_or_overlap(
+            sizes in prop::collection::vec((0u64..3000, 0u64..5000, any::<bool>()), 1..6),
+        ) {
             let mut pieces = Pieces::new(MOST_PIECES);
             for (i, (rows, row_bytes, tiled)) in sizes.iter().enumerate() {
                 prop_assert!(pieces.add(&i.to_string(), *rows, *row_bytes, tiled.then_some(LEAST_RUN)));
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn all_golden_models_can_be_cut() {
+    fn all_golden_models_can_be_cut_into_pieces() {
         for name in
             ["bert", "llama-tied-bf16", "gpt2", "distilbert", "gptj", "mpnet", "qwen3", "vit"]
         {

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_read_as_before() {
+    fn files_that_match_the_manifest_are_read_without_error() {
         for name in ["bert", "gpt2", "llama-tied-bf16", "vit"] {
             let model = proven(&golden(name), &manifest(&golden(name)), None);
             read_all(&model).unwrap();
@@ -303,7 +303,7 @@ mod tests {
 
     /// Eight bytes of each matrix are overwritten, outside the fingerprint's sample. One matrix is in tiles.
     #[test]
-    fn zeros_in_any_tensor_are_named() {
+    fn changed_bytes_in_any_tensor_are_found_and_named() {
         let dir = tempfile::tempdir().unwrap();
         Shape::bert(1, 640, 10).write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
         let manifest = manifest(dir.path());
@@ -331,7 +331,7 @@ mod tests {
 
     /// A change of one byte of any tensor is noticed, whatever format it is in.
     #[test]
-    fn a_gguf_file_is_compared() {
+    fn changed_bytes_in_any_gguf_tensor_are_found_and_named() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/gguf/tiny.gguf");
         let manifest = manifest(&tiny);
         let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_compared_once_and_what_was_found_is_kept() {
+    fn verified_pieces_are_remembered_until_a_file_changes() {
         let copy = golden_copy("bert");
         let manifest = manifest(copy.path());
         let model = proven(copy.path(), &manifest, None);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_compared_before_anybody_asks_for_rows() {
+    fn embedding_tables_are_verified_before_the_first_row_is_read() {
         let copy = golden_copy("bert");
         let manifest = manifest(copy.path());
         let model = proven(copy.path(), &manifest, None);

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_for_a_file_is_named() {
+    fn lfs_pointers_html_pages_and_empty_files_are_recognised() {
         let page = "\n<!DOCTYPE html><html><body>Sign in</body></html>";
         for (text, want) in [
             (POINTER, ["git-lfs", "440473133 bytes", "git lfs pull"]),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn other_formats_are_named() {
+    fn weight_files_of_other_formats_are_named_in_the_error() {
         for (start, want) in [
             (&b"GGUF\x03\0\0\0aaaaaaaa"[..], "a file of GGUF"),
             (b"PK\x03\x04aaaaaaaaaa", "PyTorch"),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_a_model_is_named_for_what_it_is() {
+    fn a_directory_without_a_usable_model_is_explained_in_the_error() {
         let adapter = r#"{"peft_type": "LORA", "base_model_name_or_path": "org/base"}"#;
         let config = ("config.json", r#"{"model_type": "bert"}"#);
         let cases: &[(Files<'_>, &[&str])] = &[
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_no_directory_is_named_for_what_it_is() {
+    fn a_model_path_that_is_no_directory_is_explained_in_the_error() {
         let error = told(Path::new("sentence-transformers/all-MiniLM-L6-v2"));
         assert!(error.contains("galaxy pull sentence-transformers/all-MiniLM-L6-v2"), "{error}");
         for path in ["/nowhere/at-all", "./org/name", "src/none", "one/two/three"] {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_beside_a_model_is_not_applied_and_that_is_said() {
+    fn an_adapter_beside_a_model_gives_a_warning() {
         let copy = golden_copy("bert");
         fs::write(copy.path().join("adapter_config.json"), "{}").expect("a file");
         let warnings = ModelDir::open(copy.path()).expect("a model").warnings().to_vec();
@@ -387,7 +387,7 @@ mod tests {
 
     #[cfg(feature = "tokenizer")]
     #[test]
-    fn a_vocabulary_without_a_tokenizer_is_named() {
+    fn vocabulary_files_without_tokenizer_json_are_named_in_the_error() {
         for (files, want) in [
             (&["vocab.txt"][..], "it has vocab.txt"),
             (&["sentencepiece.bpe.model"], "sentencepiece.bpe.model"),

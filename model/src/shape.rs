@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_depend_on_the_name_alone_and_fit_their_tensor() {
+    fn generated_weights_depend_on_name_and_kind_of_the_tensor() {
         let values = |name: &str, fill| {
             let tensor = Tensor { name: name.into(), shape: vec![600, 1000], fill };
             let dir = tempfile::tempdir().unwrap();

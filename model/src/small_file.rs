@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_files_are_bounded() {
+    fn a_small_file_above_its_bound_is_rejected() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("x");
         std::fs::write(&path, [0; 9]).expect("a file");

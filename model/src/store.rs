@@ -4,7 +4,7 @@ use crate::{
     config,
     dtype::{OF_GGUF, bits, format, from_gguf, of_gguf},
     error::{HeaderProblem, ModelError},
-    gguf::{Gguf, Kind, renamed},
+    gguf::{GgmlType, Gguf, renamed},
     recognise,
     small_file::read_bounded,
 };
@@ -161,8 +161,8 @@ impl Store {
                     return Err(ModelError::Gguf { path, why });
                 }
                 let format = match listed.kind {
-                    Kind::Known(format) => Some(format),
-                    Kind::Unknown(_) => None,
+                    GgmlType::Known(format) => Some(format),
+                    GgmlType::Unknown(_) => None,
                 };
                 let tensor = Tensor {
                     shard,
@@ -193,7 +193,7 @@ impl Store {
             let count = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
             let of_gguf = from_gguf(dtype);
             let bytes = match of_gguf {
-                Some((format, _)) => Kind::Known(format).bytes_of(shape),
+                Some((format, _)) => GgmlType::Known(format).bytes_of(shape),
                 None => bits(dtype).and_then(|bits| Some(count?.checked_mul(bits)? / 8)),
             };
             let tensor = Tensor {
@@ -458,14 +458,14 @@ struct Index {
 
 /// A tensor as a safetensors header lists it.
 #[derive(Deserialize, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct TensorEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
 /// Parses a header. The tensors are in the order of their bytes, which follow one another without a gap.
-pub(crate) fn parse_header(text: &[u8]) -> Result<Vec<(String, Entry)>, HeaderProblem> {
+pub(crate) fn parse_header(text: &[u8]) -> Result<Vec<(String, TensorEntry)>, HeaderProblem> {
     let Entries(mut entries) = serde_json::from_slice(text)
         .map_err(|error| HeaderProblem::Json { text: error.to_string() })?;
     let mut seen = HashSet::new();
@@ -495,7 +495,7 @@ pub(crate) fn parse_header(text: &[u8]) -> Result<Vec<(String, Entry)>, HeaderPr
 }
 
 /// The entries of a header in a list: a map would hide a name that is there twice.
-struct Entries(Vec<(String, Entry)>);
+struct Entries(Vec<(String, TensorEntry)>);
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -288,7 +288,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn neither_pads_nor_cuts_unless_asked() {
+    fn encoding_never_pads_and_truncates_only_to_a_given_limit() {
         let tokenizer = open(WORDS).expect("a tokenizer");
         let encode = |text, limit| tokenizer.encode(text, limit).expect("tokens");
         assert_eq!(encode("One two THREE four five", None), [1, 4, 5, 6, 7, 3, 2]);
@@ -314,7 +314,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn text_comes_in_whole_characters() {
+    fn streamed_text_comes_in_whole_characters() {
         let tokenizer = open(BYTES).expect("a tokenizer");
         let mut stream = tokenizer.stream(&[]);
         let mut push = |token| stream.push(token).expect("text");
@@ -341,7 +341,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn what_goes_on_keeps_its_first_space() {
+    fn a_continued_sequence_keeps_its_first_space() {
         let tokenizer = open(SPACED).expect("a tokenizer");
         assert_eq!(tokenizer.encode("once upon", None).expect("tokens"), [1, 2]);
         let told = |behind: &[u32]| {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn without_one_ids_are_the_way() {
+    fn a_missing_tokenizer_is_an_error_that_suggests_token_ids() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let error = Tokenizer::open(directory.path()).expect_err("none").to_string();
         assert!(error.contains("token ids instead"), "{error}");

@@ -42,7 +42,7 @@ mod tests {
     use crate::testing::{edit, golden, golden_copy};
 
     #[test]
-    fn what_is_not_read_is_named_in_warnings() {
+    fn unread_fields_and_tensors_are_named_in_warnings() {
         for name in ["bert", "gpt2", "llama-tied-bf16", "vit"] {
             assert_eq!(ModelDir::open(&golden(name)).expect("a model").warnings(), []);
         }

@@ -87,7 +87,7 @@ fn check_vector(model: &ModelDir, which: Vector, name: &str, first: usize) {
 }
 
 #[test]
-fn bert() {
+fn bert_spec_and_weights_match_the_checkpoint() {
     for (name, format) in [("bert", WeightFormat::F32), ("bert-f16", WeightFormat::F16)] {
         let model = ModelDir::open(&path(name)).unwrap();
         let spec = model.spec();
@@ -119,7 +119,7 @@ fn bert() {
 }
 
 #[test]
-fn distilbert() {
+fn distilbert_spec_and_weights_match_the_checkpoint() {
     let model = ModelDir::open(&path("distilbert")).unwrap();
     let spec = model.spec();
     assert_eq!(
@@ -145,7 +145,7 @@ fn distilbert() {
 }
 
 #[test]
-fn gpt2_splits_its_fused_tensor() {
+fn gpt2_splits_its_fused_attention_tensor() {
     let model = ModelDir::open(&path("gpt2")).unwrap();
     let spec = model.spec();
     assert_eq!((spec.hidden, spec.heads, spec.intermediate), (40, 5, 54));
@@ -173,7 +173,7 @@ fn gpt2_splits_its_fused_tensor() {
 }
 
 #[test]
-fn llama() {
+fn llama_spec_and_weights_match_the_checkpoint() {
     let model = ModelDir::open(&path("llama")).unwrap();
     let spec = model.spec();
     assert_eq!((spec.heads, spec.kv_heads, spec.head_width, spec.hidden), (6, 2, 10, 48));
@@ -193,7 +193,7 @@ fn llama() {
 }
 
 #[test]
-fn llama_of_two_shards() {
+fn llama_in_two_weight_files_matches_the_checkpoint() {
     let model = ModelDir::open(&path("llama-tied-bf16")).unwrap();
     let spec = model.spec();
     assert_eq!(model.format(), WeightFormat::Bf16);
@@ -210,7 +210,7 @@ fn llama_of_two_shards() {
 }
 
 #[test]
-fn families_that_are_like_others_differ_where_they_say() {
+fn specs_of_related_families_match_their_checkpoints() {
     let open = |name| ModelDir::open(&path(name)).unwrap();
     let roberta = open("roberta");
     let learned = |rows, offset| Positions::Learned { rows, offset };
@@ -252,7 +252,7 @@ fn families_that_are_like_others_differ_where_they_say() {
 }
 
 #[test]
-fn tables_read_by_row() {
+fn embedding_tables_are_read_by_row() {
     for (name, word, position) in [
         ("bert", "bert.embeddings.word_embeddings", Some("bert.embeddings.position_embeddings")),
         ("gpt2", "transformer.wte", Some("transformer.wpe")),
@@ -276,7 +276,7 @@ fn tables_read_by_row() {
 /// The references that conformance tests of other crates rely on are there, in the shapes that they
 /// expect.
 #[test]
-fn references_are_complete_and_clear() {
+fn golden_references_are_complete_and_have_the_expected_shapes() {
     for name in [
         "bert",
         "bert-f16",

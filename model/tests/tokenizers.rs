@@ -91,7 +91,7 @@ fn check(golden: &Golden, case: &Case) -> Result<Option<String>, String> {
 }
 
 #[test]
-fn every_change_of_a_file_does_what_it_does_in_transformers() {
+fn changed_tokenizer_files_give_the_tokens_of_transformers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden/tokenizers.json");
     let text = fs::read_to_string(path).expect("the file");
     let golden: Golden = serde_json::from_str(&text).expect("its form");

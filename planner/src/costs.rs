@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_those_that_a_mask_leaves() {
+    fn attention_pair_counts_match_the_mask() {
         let masks = [(None, None), (None, Some(0)), (Some(2), Some(0)), (Some(1), Some(3))];
         for (behind, ahead) in masks {
             for (q, k) in [((0, 5), (0, 5)), ((3, 6), (0, 6)), ((0, 4), (2, 9)), ((5, 9), (1, 4))] {

@@ -206,7 +206,7 @@ mod tests {
 
     /// A few layers stand for all: latency within 1%.
     #[test]
-    fn few_layers_tell_what_all_would() {
+    fn latency_from_a_few_layers_is_within_1_percent_of_all_layers() {
         let bert = testing::bert(12, 512);
         let llama = testing::llama(10, 1024, 16, 4);
         let mut worst: f64 = 0.0;

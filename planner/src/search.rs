@@ -118,13 +118,13 @@ pub(crate) fn order(links: &Links<'_>, link: LinkType, tile: f64, members: &[usi
 
 /// The best order of few, by branch and bound over (slowest edge, sum of edges).
 fn shortest(edges: &[Vec<f64>]) -> Vec<usize> {
-    struct State<'a> {
+    struct OrderSearch<'a> {
         edges: &'a [Vec<f64>],
         best: (f64, f64),
         order: Vec<usize>,
         path: Vec<usize>,
     }
-    fn go(state: &mut State<'_>, worst: f64, sum: f64) {
+    fn go(state: &mut OrderSearch<'_>, worst: f64, sum: f64) {
         if (worst, sum) >= state.best && !state.order.is_empty() {
             return;
         }
@@ -148,7 +148,7 @@ fn shortest(edges: &[Vec<f64>]) -> Vec<usize> {
         }
     }
     let infinite = (f64::INFINITY, f64::INFINITY);
-    let mut state = State { edges, best: infinite, order: Vec::new(), path: vec![0] };
+    let mut state = OrderSearch { edges, best: infinite, order: Vec::new(), path: vec![0] };
     go(&mut state, 0.0, 0.0);
     state.order
 }

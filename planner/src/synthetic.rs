@@ -166,7 +166,7 @@ mod tests {
     use crate::testing;
 
     #[test]
-    fn profiles_that_do_not_exist_pass_the_check_of_those_that_do() {
+    fn synthetic_profiles_pass_the_checks_of_measured_profiles() {
         let spec = testing::bert(4, 512);
         let made = profile(&spec, "shape", WeightFormat::F32, &testing::devices(3, 50.0, 1e8));
         for device in &made.devices {

@@ -174,7 +174,7 @@ mod tests {
     use crate::testing::{self, Question};
 
     #[test]
-    fn changes_are_read_and_made() {
+    fn what_if_changes_are_parsed_and_applied() {
         let devices = testing::devices(3, 30.0, 1e8);
         let mut question = Question::new(&testing::bert(2, 256), devices);
         let before = question.profile.clone();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_change_is_refused() {
+    fn malformed_what_if_changes_and_unknown_devices_are_refused() {
         let forms = "write DEVICE.memory=2GB, DEVICE.speed=x2";
         for (text, word) in [
             ("", forms),

@@ -17,7 +17,7 @@ const AS_GOOD: f64 = 1.01;
 
 /// `examples/additions.rs` looks at 1,000 of larger clusters.
 #[test]
-fn a_device_more_never_slows_sampled_clusters() {
+fn an_added_device_never_slows_sampled_clusters() {
     let mut planned = 0;
     for seed in 0..6 {
         let case = sample::addition(seed, 8, 12);

@@ -53,9 +53,9 @@ fn question(seed: u64) -> Question {
     question
 }
 
-/// A model in blocks is cut between them, so that nothing is widened, and takes the memory of its formats.
+/// Quantised matrices are not widened where they are split, and take the memory of their formats.
 #[test]
-fn what_is_in_blocks_is_cut_between_blocks() {
+fn quantised_matrices_are_split_between_quantisation_blocks() {
     let spec = testing::llama(4, 640, 8, 8);
     let (four, six) = (WeightFormat::Q4K, WeightFormat::Q6K);
     let mut formats = Formats::all(four).with_vectors(WeightFormat::F32);
@@ -88,7 +88,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn no_device_is_asked_for_more_than_it_grants(seed in any::<u64>(), which in 0usize..6) {
+    fn random_plans_verify_and_keep_to_every_budget(seed in any::<u64>(), which in 0usize..6) {
         let mut question = question(seed);
         question.allowed.strategy = Strategy::ALL[which];
         let request = question.request();
@@ -115,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn auto_is_never_predicted_slower(seed in any::<u64>()) {
+    fn auto_is_never_predicted_slower_than_another_strategy(seed in any::<u64>()) {
         let mut question = question(seed);
         let auto = plan(&question.request());
         for strategy in Strategy::ALL {
@@ -176,7 +176,7 @@ fn whole_texts(texts: u32, speeds: [f64; 3]) -> f64 {
 }
 
 #[test]
-fn many_texts_go_to_devices_as_a_whole() {
+fn many_texts_are_given_to_devices_whole_unless_cutting_is_faster() {
     let alike = [15.0; 3];
     let unlike = [26.7, 15.0, 7.3];
     for speeds in [alike, unlike] {
@@ -201,7 +201,7 @@ fn many_texts_go_to_devices_as_a_whole() {
 /// Two of four texts on the fastest device leave it idle for a fifth of the time, five of eight are too many
 /// for it; eight do not divide by three.
 #[test]
-fn texts_are_cut_where_the_simulator_says_that_it_helps() {
+fn texts_are_cut_where_that_is_predicted_to_be_faster() {
     let (alike, unlike) = ([15.0; 3], [26.7, 15.0, 7.3]);
     let cases = [
         (2, alike, 0.8),
@@ -234,7 +234,7 @@ fn few_texts_are_not_cut_where_links_are_slow() {
 }
 
 #[test]
-fn texts_that_do_not_fit_a_program_come_in_several() {
+fn texts_beyond_one_program_are_predicted_as_several_programs() {
     let mut question = embedding(64, [15.0; 3], 125e6);
     let one = plan(&question.request()).unwrap();
     question.allowed.max_rows = 1024;
@@ -249,7 +249,7 @@ fn texts_that_do_not_fit_a_program_come_in_several() {
 }
 
 #[test]
-fn equal_questions_have_equal_answers() {
+fn equal_planning_requests_give_equal_plans() {
     for seed in 0..6 {
         let (first, second) = (question(seed), question(seed));
         let (first, second) = (plan(&first.request()), plan(&second.request()));
@@ -269,7 +269,7 @@ fn making(devices: usize, rate: f64) -> Question {
 }
 
 #[test]
-fn tokens_are_made_on_as_many_devices_as_links_allow() {
+fn generation_uses_one_device_where_links_are_slow_and_more_otherwise() {
     // Whatever is split, each token goes to all devices: links that take 200 ms leave everything on one device.
     let far = |mut question: Question| {
         question.profile.links.iter_mut().for_each(|link| link.latency = 2e8);
@@ -302,7 +302,7 @@ fn tokens_are_made_on_as_many_devices_as_links_allow() {
 
 /// Devices that are all alike are left out where fewer generate a sequence sooner.
 #[test]
-fn more_devices_never_make_a_text_slower() {
+fn more_devices_never_slow_generation() {
     let mut left_out = 0;
     for rate in [1e8, 3e7, 1e7, 5e6] {
         let all = making(4, rate);
@@ -331,7 +331,7 @@ fn plenty(devices: usize, rate: f64) -> Question {
 }
 
 #[test]
-fn slow_links_and_much_memory_cut_rows() {
+fn over_slow_links_auto_is_sequence_parallel_or_on_one_device() {
     let mut question = plenty(3, 2e6);
     let auto = plan(&question.request()).unwrap();
     assert!(auto.plan.any_sequence() || auto.plan.ring.len() == 1, "{}", auto.what);
@@ -341,7 +341,7 @@ fn slow_links_and_much_memory_cut_rows() {
 }
 
 #[test]
-fn slow_devices_are_left_out_and_it_is_said_why() {
+fn slow_devices_are_left_out_with_a_reason() {
     let mut devices = testing::devices(4, 40.0, 5e7);
     for device in &mut devices[2..] {
         device.gflops = 0.4;
@@ -365,7 +365,7 @@ fn why_not_the_last(devices: Vec<synthetic::SyntheticDevice>) -> String {
 }
 
 #[test]
-fn a_device_is_left_out_for_what_keeps_it_out() {
+fn the_reason_for_leaving_a_device_out_names_its_bottleneck() {
     let three = || {
         let mut devices = testing::devices(3, 40.0, 1e8);
         devices.iter_mut().for_each(|device| device.gflops = 40.0);
@@ -394,7 +394,7 @@ fn a_device_is_left_out_for_what_keeps_it_out() {
 }
 
 #[test]
-fn one_device_does_everything() {
+fn every_strategy_plans_a_cluster_of_one_device() {
     for strategy in Strategy::ALL {
         let mut question = plenty(1, 1e8);
         question.allowed.strategy = strategy;
@@ -405,7 +405,7 @@ fn one_device_does_everything() {
 }
 
 #[test]
-fn bad_questions_are_refused() {
+fn invalid_planning_requests_are_refused() {
     let refused = |change: &dyn Fn(&mut Question)| {
         let mut question = plenty(2, 1e8);
         change(&mut question);
@@ -455,7 +455,7 @@ fn a_link_that_is_missing_one_way_is_not_used() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn too_little_memory_is_refused_with_the_missing_bytes() {
     let mut question = plenty(2, 1e8);
     for offer in &mut question.offers {
         offer.budget = Bytes(36_000_000);
@@ -468,7 +468,7 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
-fn a_given_plan_is_predicted_as_its_planner_did() {
+fn predict_gives_a_plan_the_latency_that_the_planner_gave() {
     let question = plenty(3, 1e8);
     let planned = plan(&question.request()).unwrap();
     let again = predict(&question.request(), &planned.plan).unwrap();

@@ -45,7 +45,7 @@ fn read(question: &Question, planned: &Planned) -> Vec<u64> {
 }
 
 #[test]
-fn plans_hold_what_they_promise() {
+fn streaming_plans_are_valid_and_keep_to_every_budget() {
     for seed in 0..20 {
         let mut dice = Dice::new(seed);
         let count = dice.whole(1, 4) as usize;
@@ -82,7 +82,7 @@ fn plans_hold_what_they_promise() {
 
 /// One device whose disk is slow reads what it cannot hold, all the time, and nothing else counts.
 #[test]
-fn a_slow_disk_is_busy_all_the_time() {
+fn latency_on_a_slow_disk_is_near_the_read_time() {
     let disk = 2e7;
     let mut last = f64::INFINITY;
     for memory in [100, 150, 200, 300, 380] {
@@ -103,7 +103,7 @@ fn a_slow_disk_is_busy_all_the_time() {
 
 /// A device with the faster disk, or memory to spare, gets more.
 #[test]
-fn fast_disks_and_memory_get_more() {
+fn devices_with_faster_disks_or_more_memory_get_more_weights() {
     let graph = OperatorGraph::of(&testing::bert(12, 768));
     let columns = |planned: &Planned| -> Vec<u64> {
         let held =
@@ -123,7 +123,7 @@ fn fast_disks_and_memory_get_more() {
 }
 
 #[test]
-fn what_has_no_room_for_a_piece_is_refused_with_bytes() {
+fn a_budget_too_small_to_stream_is_refused_with_the_missing_bytes() {
     let question = question(&[40_000_000], &[1e9]);
     let error = plan(&question.request()).unwrap_err();
     let PlanningError::Memory { missing, what, .. } = &error else { panic!("{error}") };
@@ -132,7 +132,7 @@ fn what_has_no_room_for_a_piece_is_refused_with_bytes() {
 
 /// Tokens are generated, too: for each, everything is read that does not stay.
 #[test]
-fn tokens_are_made_with_weights_from_disk() {
+fn decoding_with_streamed_weights_takes_the_time_to_read_them() {
     let spec = testing::llama(8, 1024, 16, 4);
     let mut devices = testing::devices(1, 40.0, 1e9);
     devices[0].memory = Bytes(220_000_000);
@@ -157,7 +157,7 @@ fn tokens_are_made_with_weights_from_disk() {
 
 /// A cluster file names how weights are read; `preload` allows it not at all.
 #[test]
-fn a_named_way_is_taken() {
+fn plans_use_the_named_streaming_policy() {
     let mut question = question(&[150_000_000], &[1e9]);
     question.allowed.max_rows = 128;
     for (reading, room, agents) in [

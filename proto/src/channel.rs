@@ -176,7 +176,7 @@ pub async fn connect(
     server: (&DeviceName, Role),
     timeout: Duration,
 ) -> Result<Channel, ConnectError> {
-    Target::new(address, identity, None, server, timeout).channel(true).await
+    ChannelTarget::new(address, identity, None, server, timeout).channel(true).await
 }
 
 /// [`connect`] for a caller that must notice when the process at the other end is another one: once the channel
@@ -191,7 +191,7 @@ pub async fn connect_once(
     server: (&DeviceName, Role),
     timeout: Duration,
 ) -> Result<Channel, ConnectError> {
-    Target::new(address, identity, from, server, timeout).channel(false).await
+    ChannelTarget::new(address, identity, from, server, timeout).channel(false).await
 }
 
 /// A plain stream or one with TLS, as hyper wants it.
@@ -200,7 +200,7 @@ trait Both: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Both for T {}
 
 #[derive(Clone)]
-struct Target {
+struct ChannelTarget {
     address: String,
     tls: Option<Arc<ClientConfig>>,
     from: Option<IpAddr>,
@@ -209,7 +209,7 @@ struct Target {
     timeout: Duration,
 }
 
-impl Target {
+impl ChannelTarget {
     fn new(
         address: &str,
         identity: Option<&Identity>,

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_wanted_survives() {
+    fn every_wanted_output_survives_conversion() {
         for code in 1..=9 {
             let wanted = wanted(code).expect("known");
             assert_eq!(i32::from(v1::Wanted::from(wanted)), code);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_survive_and_bad_ones_do_not() {
+    fn batch_shapes_survive_conversion_and_bad_ones_are_rejected() {
         let segment =
             Segment { slot: 1, context_len: 0, cached: false, rows: 3, wanted: Wanted::Hidden };
         let shape_in = BatchShape::new(vec![segment; 2]).expect("valid");

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_breaks_is_worth_a_retry() {
+    fn a_broken_connection_is_a_retryable_fault() {
         let fault = from_status(&Status::from_error(Box::new(std::io::Error::other("cut off"))));
         assert_eq!((fault.code.as_str(), fault.retryable), ("unavailable", true), "{fault:?}");
         assert!(from_status(&Status::internal(NO_MESSAGE)).retryable);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_can_be_shown() {
+    fn fault_messages_of_peers_are_escaped_and_shortened() {
         let evil = "lost\x1b[2J\r\nerror: all is well\u{202e}";
         let fault = Fault::new("lost\x1b", evil, true).of("pi-1\n");
         let said = from_status(&to_status(Code::Internal, fault));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_in_details_is_no_fault() {
+    fn garbage_in_status_details_falls_back_to_the_status_code() {
         let status =
             Status::with_details(Code::Unavailable, "gone", vec![0xff, 0xff, 1, 2, 3].into());
         let fault = from_status(&status);

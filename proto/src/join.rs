@@ -33,9 +33,9 @@ mod wire;
 
 pub use dial::{Joined, announce, join};
 pub use facts::{Attempt, Facts, MAX_ADDRESSES, local_addresses};
-pub use guest::{Granted, Guest, JoinError, Step};
+pub use guest::{Granted, Guest, JoinError, JoinStep};
 pub use home::{Contact, StoreError, home, identity_in};
-pub use line::{InvitationId, Line, LineError, NoRandomness, Pin, Secret};
+pub use line::{InvitationId, JoinLine, LineError, NoRandomness, Pin, Secret};
 pub use malformed::{MAX_BYTES, Malformed};
 pub use message::{Grant, Greeting, JoinRequest, Message, Refusal};
 pub use proof::{Binding, EXPORTER, Proof};

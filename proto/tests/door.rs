@@ -79,7 +79,7 @@ async fn from(address: &str, to: SocketAddr) -> TcpStream {
 }
 
 #[tokio::test]
-async fn each_role_comes_in_where_it_is_served() {
+async fn each_role_is_accepted_only_where_it_is_served() {
     use Role::{Admin, Client, Coordinator, Device};
     let home = Home::new();
     for (server, served) in [(Device, [Coordinator, Device]), (Coordinator, [Client, Admin])] {
@@ -102,7 +102,7 @@ async fn each_role_comes_in_where_it_is_served() {
 
 /// A coordinator speaks gRPC with a device, and forms no links.
 #[tokio::test]
-async fn a_role_has_its_protocols() {
+async fn a_coordinator_cannot_open_ring_links_to_a_device() {
     let home = Home::new();
     let mut opened = open(Some(&home.of("pi-1", Role::Device))).await;
     let (at, to) = (opened.address.to_string(), (&name("pi-1"), Role::Device));
@@ -117,7 +117,7 @@ async fn a_role_has_its_protocols() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_in_silence_shuts_nobody_out() {
+async fn silent_connections_do_not_block_a_coordinator() {
     let home = Home::new();
     let opened = open(Some(&home.of("pi-1", Role::Device))).await;
     let mut control = opened.control;
@@ -141,7 +141,7 @@ async fn who_waits_in_silence_shuts_nobody_out() {
 }
 
 #[tokio::test]
-async fn one_identity_has_so_many_places() {
+async fn one_identity_has_a_bounded_number_of_connections() {
     let home = Home::new();
     let mut opened = open(Some(&home.of("desk", Role::Coordinator))).await;
     let (at, to) = (opened.address.to_string(), (&name("desk"), Role::Coordinator));
@@ -170,7 +170,7 @@ async fn one_identity_has_so_many_places() {
 }
 
 #[tokio::test]
-async fn a_connection_ends_with_its_certificate() {
+async fn a_connection_ends_when_its_certificate_expires() {
     let home = Home::new();
     let opened = open(Some(&home.of("desk", Role::Coordinator))).await;
     let (at, to) = (opened.address.to_string(), (&name("desk"), Role::Coordinator));
@@ -186,7 +186,7 @@ async fn a_connection_ends_with_its_certificate() {
 }
 
 #[tokio::test]
-async fn who_is_removed_is_cut_off() {
+async fn a_removed_member_is_disconnected_and_others_stay_connected() {
     let home = Home::new();
     let mut opened = open(Some(&home.of("desk", Role::Coordinator))).await;
     let (at, to) = (opened.address.to_string(), (&name("desk"), Role::Coordinator));
@@ -208,7 +208,7 @@ async fn who_is_removed_is_cut_off() {
 }
 
 #[tokio::test]
-async fn no_session_is_resumed() {
+async fn tls_sessions_are_never_resumed() {
     let home = Home::new();
     let opened = open(Some(&home.of("desk", Role::Coordinator))).await;
     let (at, to) = (opened.address.to_string(), (&name("desk"), Role::Coordinator));

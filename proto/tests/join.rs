@@ -8,8 +8,8 @@ use galaxy_proto::{
     door::Door,
     identity::{Authority, Identity, Moment, Removed, Role},
     join::{
-        Binding, Grant, Greeting, Guest, InvitationId, JoinError, Line, Message, Pin, Proof,
-        Request, Secret, Step, Vetted, vet,
+        Binding, Grant, Greeting, Guest, InvitationId, JoinError, JoinLine, JoinStep, Message, Pin,
+        Proof, Request, Secret, Vetted, vet,
     },
 };
 use rustls::pki_types::{CertificateDer, UnixTime, pem::PemObject};
@@ -26,9 +26,9 @@ fn chain(identity: &Path) -> Vec<CertificateDer<'static>> {
     vec![certificate("cert.pem"), certificate("ca.pem")]
 }
 
-fn line(pin: Pin) -> Line {
+fn line(pin: Pin) -> JoinLine {
     let addresses = vec!["127.0.0.1:7000".to_owned()];
-    Line { addresses, pin, invitation: InvitationId([1; 8]), secret: Secret([2; 16]) }
+    JoinLine { addresses, pin, invitation: InvitationId([1; 8]), secret: Secret([2; 16]) }
 }
 
 fn greeting(time: Moment) -> Message {
@@ -47,7 +47,7 @@ fn coordinator(from: i64, until: i64) -> (tempfile::TempDir, Pin, Vec<Certificat
 }
 
 #[test]
-fn a_board_without_a_clock_is_told_so_and_uses_nothing_up() {
+fn joining_with_a_wrong_clock_fails_before_the_invitation_is_used() {
     // By the clock of 1970 nothing is valid yet.
     let (_dir, pin, chain) = coordinator(-1, 24);
     let epoch = UnixTime::since_unix_epoch(Duration::from_secs(100));
@@ -61,7 +61,7 @@ fn a_board_without_a_clock_is_told_so_and_uses_nothing_up() {
 }
 
 #[test]
-fn a_coordinator_whose_own_certificate_has_ended_is_told_apart() {
+fn joining_a_coordinator_with_an_expired_certificate_fails() {
     let (_dir, pin, chain) = coordinator(-48, -24);
     let vetted = vet(&chain, &pin, UnixTime::now()).unwrap();
     let (line, request) = (line(pin), Request::new().unwrap());
@@ -70,14 +70,14 @@ fn a_coordinator_whose_own_certificate_has_ended_is_told_apart() {
     assert!(matches!(error, JoinError::Validity), "{error}");
 }
 
-fn ready() -> (tempfile::TempDir, Line, Vetted) {
+fn ready() -> (tempfile::TempDir, JoinLine, Vetted) {
     let (dir, pin, chain) = coordinator(-1, 24);
     let vetted = vet(&chain, &pin, UnixTime::now()).unwrap();
     (dir, line(pin), vetted)
 }
 
 #[test]
-fn a_guest_takes_only_what_was_proved_and_asked_for() {
+fn a_guest_accepts_only_a_proven_grant_for_its_own_key() {
     let (dir, line, vetted) = ready();
     let authority = Authority::open(dir.path()).unwrap();
     let request = Request::new().unwrap();
@@ -91,12 +91,12 @@ fn a_guest_takes_only_what_was_proved_and_asked_for() {
     let guest = || {
         let mut guest = Guest::new(&line, Some(&name("pi-1")), &request, &vetted, [7; 32]);
         let step = guest.handle(Moment::now(), greeting(Moment::now())).unwrap();
-        assert!(matches!(step, Step::Send(Message::Ask(_))));
+        assert!(matches!(step, JoinStep::Send(Message::Ask(_))));
         guest
     };
     let now = Moment::now();
     let good = guest().handle(now, grant(&binding, &request, &request)).unwrap();
-    assert!(matches!(good, Step::Done(granted) if granted.name == name("pi-1")));
+    assert!(matches!(good, JoinStep::Done(granted) if granted.name == name("pi-1")));
     let elsewhere = Binding { exporter: [8; 32], ..binding.clone() };
     let proxied = guest().handle(now, grant(&elsewhere, &request, &request)).unwrap_err();
     assert!(matches!(proxied, JoinError::Proof), "{proxied}");
@@ -142,7 +142,7 @@ async fn a_connection_ends_when_its_peer_is_removed() {
 }
 
 #[test]
-fn lists_of_removed_members_are_kept() {
+fn the_list_of_removed_members_survives_saving_and_loading() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("removed");
     assert_eq!(Removed::load(&path).unwrap(), Removed::default());

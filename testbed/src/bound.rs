@@ -182,7 +182,7 @@ mod tests {
     use crate::record::{Outcome, Verdict};
 
     #[test]
-    fn only_a_strategy_that_overlaps_hides_its_wire() {
+    fn the_bound_adds_transfers_only_where_they_do_not_overlap() {
         let seen = CellBound {
             compute: vec![vec![90.0, 100.0], vec![90.0, 120.0]],
             wire: 50.0,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_count_make_the_bound_of_a_plan() {
+    fn the_bound_of_a_cell_uses_valid_samples_with_parts_only() {
         let mut cell = Cell {
             key: String::new(),
             labels: BTreeMap::new(),

@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_spread_so_that_no_core_promises_much_more() {
+    fn devices_are_spread_evenly_over_cores_by_speed() {
         assert_eq!(spread(&[Some(7.5); 4], 2), [0, 1, 0, 1]);
         // The laptop has a core to itself, the boards the other.
         assert_eq!(spread(&[Some(75.0), Some(7.5), Some(7.5), Some(7.5)], 2), [0, 1, 1, 1]);

@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_the_shortest_that_give_the_share() {
+    fn the_cpu_quota_slice_is_the_shortest_that_gives_the_share() {
         for (share, want) in [
             (0.07, (1000, 14286)),
             (0.14, (1000, 7143)),
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_gets_its_files() {
+    fn a_cgroup_v1_group_writes_its_limits_and_reads_its_usage() {
         let (dir, found) = first();
         let group = Group::create_in(found, "t", "d", &limits()).unwrap();
         assert_holds(
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_version_gets_its_files() {
+    fn a_cgroup_v2_group_writes_its_limits_and_reads_its_usage() {
         let (dir, found) = second("cpu memory io pids");
         let group = Group::create_in(found, "t", "d", &limits()).unwrap();
         assert_holds(
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_cgroup_controllers_are_named_in_the_error() {
         let (_dir, found) = second("memory");
         let error = Group::create_in(found, "t", "d", &limits()).unwrap_err();
         assert!(format!("{error:#}").contains("CONFIG_CFS_BANDWIDTH"), "{error:#}");
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_made_once_and_entered_only_when_made() {
+    fn creating_a_cgroup_twice_or_entering_an_absent_one_is_refused() {
         let (_dir, found) = first();
         Group::create_in(found.clone(), "t", "d", &limits()).unwrap();
         let again = Group::create_in(found.clone(), "t", "d", &limits()).unwrap_err();
@@ -705,7 +705,7 @@ mod tests {
 
     /// With real groups, where there are any.
     #[test]
-    fn what_is_in_a_group_ends_with_it() {
+    fn removing_a_cgroup_ends_its_processes() {
         let testbed = format!("end-{}", std::process::id());
         let small = Limits { memory: Some(Bytes(64 << 20)), ..limits() };
         let group = match Group::create(&testbed, "d", &small) {

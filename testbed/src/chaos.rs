@@ -27,7 +27,7 @@ use galaxy_graph::{
 };
 use galaxy_model::ModelDir;
 use galaxy_proto::identity::Role;
-use record::{Line, Record, Settings};
+use record::{Record, RecordLine, Settings};
 use std::{
     path::PathBuf,
     sync::{
@@ -169,7 +169,7 @@ fn strike(
             std::thread::sleep(LOOK);
         }
         let mended_ms = millis(begun.elapsed().saturating_sub(broken));
-        record.add(&Line::Fault {
+        record.add(&RecordLine::Fault {
             number,
             what: fault.to_string(),
             broken_ms: millis(broken),

@@ -7,7 +7,7 @@ use crate::{
     environment::Environment,
     instance::{self, Split, Testbed},
     models,
-    plot::{self, Axis, Chart, Kind, Point, Series},
+    plot::{self, Axis, Chart, ChartKind, Point, Series},
     record::{Record, Verdict},
     report::{Page, Table, figure},
 };
@@ -336,7 +336,7 @@ fn show(options: &Options, slow: &str, record: &Record, found: &DriftFindings) -
         title: format!("Latency while {slow} becomes {} times as slow", options.factor),
         x: axis("request"),
         y: axis("ms"),
-        kind: Kind::Lines { series },
+        kind: ChartKind::Lines { series },
     };
     let directory = options.output.join("drift");
     std::fs::create_dir_all(&directory)?;

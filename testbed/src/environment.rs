@@ -144,7 +144,7 @@ impl Default for Scale {
 /// A modelled device: what an emulated one stands for.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Device {
+pub struct EnvironmentDevice {
     /// The device's name.
     pub name: DeviceName,
     /// The kind of device, for people.
@@ -195,7 +195,7 @@ pub struct Environment {
     pub with: String,
     /// The devices, in ring order.
     #[serde(rename = "device")]
-    pub devices: Vec<Device>,
+    pub devices: Vec<EnvironmentDevice>,
     /// The text that the environment was read from.
     #[serde(skip)]
     source: String,
@@ -292,27 +292,27 @@ impl Environment {
     }
 
     /// The rate of a device's link in the emulation, each way.
-    pub fn rate(&self, device: &Device) -> BitRate {
+    pub fn rate(&self, device: &EnvironmentDevice) -> BitRate {
         BitRate(device.rate.0 * self.scale.speed)
     }
 
     /// The delay of a device's link in the emulation, shorter by the same factor as compute is faster.
-    pub fn delay(&self, device: &Device) -> Duration {
+    pub fn delay(&self, device: &EnvironmentDevice) -> Duration {
         device.delay.div_f64(self.scale.speed)
     }
 
     /// The speed that a device's quota must give in the emulation.
-    pub fn speed(&self, device: &Device) -> Option<Gflops> {
+    pub fn speed(&self, device: &EnvironmentDevice) -> Option<Gflops> {
         device.speed.map(|speed| Gflops(speed.0 * self.scale.speed))
     }
 
     /// The memory that a device grants in the emulation.
-    pub fn memory(&self, device: &Device) -> Bytes {
+    pub fn memory(&self, device: &EnvironmentDevice) -> Bytes {
         Bytes((device.memory.0 as f64 * self.scale.memory) as u64)
     }
 
     /// The bytes that a device reads from disk in a second of the emulation.
-    pub fn disk(&self, device: &Device) -> Option<Bytes> {
+    pub fn disk(&self, device: &EnvironmentDevice) -> Option<Bytes> {
         device.disk.map(|disk| Bytes((disk.0 as f64 * self.scale.speed) as u64))
     }
 }
@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_come_with_the_testbed_are_sound() {
+    fn every_built_in_environment_opens_under_its_name() {
         for (name, _) in KNOWN {
             let environment = Environment::open(name).unwrap();
             assert_eq!(environment.name, *name);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paper_s_boards_stand_to_each_other_as_their_clocks() {
+    fn speeds_of_the_paper_boards_are_proportional_to_their_clocks() {
         let f = Environment::open("F").unwrap();
         let speed = |i: usize| f.devices[i].speed.unwrap().0;
         assert!((speed(0) / speed(1) - 1470.0 / 825.0).abs() < 0.01);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_a_reason() {
+    fn invalid_environments_are_rejected_with_a_reason() {
         let sound =
             "name = \"x\"\n[[device]]\nname = \"a\"\nmemory = \"1GB\"\nrate = \"1Mbit/s\"\n";
         assert!(Environment::parse(sound).is_ok());
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_devices_have_is_written_after_the_name() {
+    fn values_after_the_environment_name_apply_to_all_devices() {
         let own = Environment::open("B").unwrap();
         let other = Environment::open("B@10Mbit/s,memory=8GB,delay=2ms").unwrap();
         assert_eq!(other.name, "B-10Mbit-8GB-2ms");
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_may_have_an_at_of_its_own() {
+    fn an_environment_file_may_have_an_at_sign_in_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("at@home.toml");
         std::fs::write(&path, KNOWN[0].1).unwrap();

@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn without_records_every_section_says_so() {
+    fn sections_without_records_show_not_measured_yet() {
         let none = Records::default();
         let summary = summary_page(&shown(&none), &none, &Notes::new(), &place(&[]));
         for section in SECTIONS {
@@ -576,14 +576,14 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_no_section_is_an_error_that_names_them() {
+    fn a_note_for_an_unknown_section_is_an_error_naming_all_sections() {
         let error = notes("[table5]\ntext = ''\n").unwrap_err().to_string();
         assert!(error.contains("\"table5\"") && error.contains("homogeneous, "), "{error}");
         assert!(notes("[peers]\nwords = ''\n").is_err());
     }
 
     #[test]
-    fn what_compares_with_nothing_is_refused() {
+    fn records_of_smoke_or_loopback_runs_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let mut made = record("overlap", &[]);
         let path = dir.path().join("overlap.json");
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn plots_of_a_record_are_those_of_its_name() {
+    fn plots_of_a_record_match_its_name_and_prefer_svg() {
         let files =
             names(&["slow.svg", "slower.svg", "slow-x.svg", "slow.json", "slow-y.png", "slow.png"]);
         assert_eq!(plots_of(&files, "slow"), ["slow.svg", "slow-x.svg", "slow-y.png"]);
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_written_beside_their_results() {
+    fn section_pages_are_written_to_the_directory_of_the_records() {
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
             results: dir.path().join("results"),

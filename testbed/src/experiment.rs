@@ -445,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_of_environments_keep_their_commas() {
+    fn commas_within_an_environment_do_not_split_the_list() {
         let options =
             |text: &str| Options { environments: Some(text.to_owned()), ..Options::default() };
         let names = |text: &str| options(text).environments();

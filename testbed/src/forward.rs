@@ -53,7 +53,7 @@ const SPARE: u64 = 1 << 20;
 
 /// A link that delays or loses packets.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Line {
+pub struct EmulatedLink {
     /// The index of the link's place, after which the hub's end is named.
     pub i: usize,
     /// The name of the link's place.
@@ -75,7 +75,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// Starts the forwarder of a testbed, and waits until its interfaces are there.
-pub(crate) fn start(testbed: &str, lines: &[Line]) -> Result<()> {
+pub(crate) fn start(testbed: &str, lines: &[EmulatedLink]) -> Result<()> {
     let mut command = Command::new(program("galaxy-testbed")?);
     command.args(["forward", testbed, &serde_json::to_string(lines)?]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -106,7 +106,7 @@ pub(crate) fn start(testbed: &str, lines: &[Line]) -> Result<()> {
 /// # Errors
 /// When it cannot make its interfaces.
 pub fn run(testbed: &str, lines: &str) -> Result<()> {
-    let lines: Vec<Line> = serde_json::from_str(lines).context("the links are not JSON")?;
+    let lines: Vec<EmulatedLink> = serde_json::from_str(lines).context("the links are not JSON")?;
     // Whoever started it may go, and its terminal too.
     let _ = setsid();
     let hub = namespace(testbed, "hub");
@@ -176,7 +176,7 @@ struct Cable {
 }
 
 impl Cable {
-    fn of(line: &Line) -> Self {
+    fn of(line: &EmulatedLink) -> Self {
         let delay = Duration::from_nanos(line.delay_ns);
         Self {
             delay,
@@ -330,12 +330,12 @@ fn pass(to: &SyncDevice, frame: &[u8]) {
 mod tests {
     use super::*;
 
-    fn line(delay_ns: u64, loss: f64) -> Line {
-        Line { i: 0, place: "d0".into(), delay_ns, loss, rate: 8_000_000 }
+    fn line(delay_ns: u64, loss: f64) -> EmulatedLink {
+        EmulatedLink { i: 0, place: "d0".into(), delay_ns, loss, rate: 8_000_000 }
     }
 
     #[test]
-    fn frames_come_out_in_order_and_never_early() {
+    fn frames_leave_the_link_in_order_and_never_before_the_delay() {
         let mut cable = Cable::of(&line(3_000_000, 0.0));
         let start = Instant::now();
         let after = |us| start + Duration::from_micros(us);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn sleep_learns_how_late_it_wakes() {
+    fn sleep_adapts_to_the_measured_wake_up_delay_within_a_bound() {
         let mut sleep = Sleep::default();
         let ms = Duration::from_millis;
         assert_eq!(sleep.before(ms(3)), ms(3));
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_bounded() {
+    fn the_frame_queue_of_a_link_is_bounded() {
         let mut cable = Cable::of(&line(1_000_000, 0.0));
         let now = Instant::now();
         for _ in 0..200 {
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_frames_are_lost_as_were_asked_for() {
+    fn the_share_of_lost_frames_matches_the_configured_loss() {
         let mut cable = Cable::of(&line(0, 0.02));
         let lost = (0..100_000).filter(|_| cable.loses()).count();
         assert!((1900..2100).contains(&lost), "{lost}");

@@ -111,7 +111,7 @@ pub const LENGTHS: [u32; 5] = [1, 2, 7, 64, 129];
 
 /// One combination to run: a checkpoint, and a cluster for it.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub struct GoldenCase {
     /// The folder of the checkpoint.
     pub checkpoint: &'static str,
     /// The strategy by which work is split.
@@ -131,10 +131,10 @@ pub struct Case {
 }
 
 /// The cases: pairwise combinations of all values, or the full matrix.
-pub fn cases(full: bool) -> Vec<Case> {
+pub fn cases(full: bool) -> Vec<GoldenCase> {
     let case = |row: [usize; 8]| {
         let [c, s, d, p, t, threads, e, m] = row;
-        Case {
+        GoldenCase {
             checkpoint: CHECKPOINTS[c],
             strategy: STRATEGIES[s],
             devices: if STRATEGIES[s] == Strategy::Local { 1 } else { d + 1 },
@@ -198,7 +198,7 @@ fn weights(split: Split, devices: usize) -> Vec<[u32; 4]> {
 }
 
 /// The modes of the blocks of one layer; the blocks of a parallel residual have the same.
-fn modes(case: &Case, parallel: bool, layer: u32) -> Modes {
+fn modes(case: &GoldenCase, parallel: bool, layer: u32) -> Modes {
     let (attention, mut mlp) = match case.strategy {
         Strategy::Sequence => (Mode::Sequence, Mode::Sequence),
         Strategy::Auto => case.mix[layer as usize % 2],
@@ -217,7 +217,7 @@ fn stages(extent: Extent, weights: &[[u32; 4]]) -> Vec<Span<Layer>> {
 
 /// The assignments of device `i`. `part` is its share where a block is split by heads or columns.
 fn blocks(
-    case: &Case,
+    case: &GoldenCase,
     parallel: bool,
     extent: Extent,
     weights: &[[u32; 4]],
@@ -252,7 +252,7 @@ fn blocks(
 ///
 /// # Errors
 /// When a device has no valid name (never).
-pub fn plan(dir: &ModelDir, case: &Case, wire: WireType) -> Result<Plan> {
+pub fn plan(dir: &ModelDir, case: &GoldenCase, wire: WireType) -> Result<Plan> {
     let (weights, parallel) = (weights(case.split, case.devices), dir.spec().parallel);
     let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
     let extent = dir.spec().extent();
@@ -388,7 +388,7 @@ pub fn checkpoints_dir() -> PathBuf {
 ///
 /// # Errors
 /// When programs do not verify, a run fails, or a result is further off than `tolerance`.
-pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
+pub fn run(case: &GoldenCase, wire: WireType, tolerance: f32) -> Result<f32> {
     run_over(case, wire, tolerance, |_| Ok(()))
 }
 
@@ -397,7 +397,7 @@ pub fn run(case: &Case, wire: WireType, tolerance: f32) -> Result<f32> {
 /// # Errors
 /// As [`run`], and when the devices cannot be connected.
 pub fn run_over(
-    case: &Case,
+    case: &GoldenCase,
     wire: WireType,
     tolerance: f32,
     connect: impl FnOnce(&LocalCluster) -> Result<()>,

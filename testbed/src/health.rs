@@ -354,20 +354,20 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_was_slowed_is_found() {
+    fn a_slowed_core_is_detected() {
         assert_eq!((slowed(64.0, 90.0), slowed(64.0, f64::NAN)), (None, None));
         assert!(slowed(62.0, 90.0).unwrap().contains("62 GFLOP/s of processor time, and 90"));
     }
 
     #[test]
-    fn what_is_at_a_threshold_counts() {
+    fn samples_exactly_at_the_thresholds_are_valid() {
         let devices = [device(Some(0.1), 97_000_001), device(None, 0)];
         assert_eq!(reasons(&sound(), &devices), "");
         assert_eq!(reasons(&sound(), &[DeviceShare { busy: 0, ..device(Some(0.1), 0) }]), "");
     }
 
     #[test]
-    fn what_is_beyond_a_threshold_is_said_with_its_numbers() {
+    fn a_crossed_threshold_is_reported_with_its_numbers() {
         let said = reasons(&sound(), &[device(Some(0.143), 112_000_000)]);
         assert_eq!(said, "m1 received 11.2% of a core while busy; its quota is 14.3%");
         for (health, says) in [
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn short_samples_may_have_as_much_of_others_as_a_second() {
+    fn short_samples_allow_other_processes_as_much_time_as_one_second() {
         let short = |others_share| Health { seconds: 0.1, others_share, ..sound() };
         assert_eq!(reasons(&short(0.49), &[]), "");
         assert!(!reasons(&short(0.51), &[]).is_empty());
@@ -403,7 +403,7 @@ mod tests {
     const STAT: &str = "cpu  9861 1 2 117000 500 0 7 300 0 0\ncpu0 1 2 3\ncpu1 1 2 3\nintr 5\n";
 
     #[test]
-    fn the_clocks_of_all_cores_are_read() {
+    fn proc_stat_is_parsed_and_an_empty_file_rejected() {
         let look = Look::parse(STAT, Some(4.0), 1.5).unwrap();
         let clocks = (look.idle, look.steal, look.cores, look.processes);
         assert_eq!(clocks, (1175.0, 3.0, 2, Some(4.0)));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_second_is_found() {
+    fn health_sums_up_shares_and_finds_the_busiest_second() {
         let health = sum_up(&looks(true), 1.5);
         assert!((health.seconds - 3.0).abs() < 1e-9);
         assert!((health.busy_share - 2.0 / 6.0).abs() < 1e-9);
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn this_machine_can_be_watched() {
+    fn watching_this_machine_gives_finite_shares() {
         let health = Watch::start().unwrap().finish(0).unwrap();
         for (name, share) in health.values() {
             assert!(share.is_finite() && share >= 0.0, "{name} is {share}");

@@ -78,7 +78,7 @@ pub enum Attacks {
 /// The process that is attacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum HostileTarget {
     /// The coordinator of the cluster.
     Coordinator,
     /// The worker of the cluster.
@@ -91,7 +91,7 @@ pub enum Target {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The process that was attacked.
-    pub target: Target,
+    pub target: HostileTarget,
     /// The attack, as text.
     pub attack: String,
     /// The connections that were open at the end, as the attacker sees it: a silent connection that the
@@ -219,19 +219,19 @@ impl HostileCluster {
         Ok(Self { model, cluster, serve, at })
     }
 
-    fn address(&self, target: Target) -> &str {
+    fn address(&self, target: HostileTarget) -> &str {
         match target {
-            Target::Coordinator => &self.cluster.address,
-            Target::Worker => &self.cluster.addresses[0],
-            Target::Serve => &self.at,
+            HostileTarget::Coordinator => &self.cluster.address,
+            HostileTarget::Worker => &self.cluster.addresses[0],
+            HostileTarget::Serve => &self.at,
         }
     }
 
-    fn memory(&self, target: Target) -> Result<u64> {
+    fn memory(&self, target: HostileTarget) -> Result<u64> {
         let process = match target {
-            Target::Coordinator => &self.cluster.coordinator,
-            Target::Worker => &self.cluster.workers[0],
-            Target::Serve => &self.serve,
+            HostileTarget::Coordinator => &self.cluster.coordinator,
+            HostileTarget::Worker => &self.cluster.workers[0],
+            HostileTarget::Serve => &self.serve,
         };
         resident(process.id())
     }
@@ -240,11 +240,11 @@ impl HostileCluster {
         Ok(Identity::load(&self.cluster.keys.of(name, role)?)?)
     }
 
-    fn honest(&self, target: Target) -> Result<Honest> {
+    fn honest(&self, target: HostileTarget) -> Result<Honest> {
         let identity = match target {
-            Target::Coordinator => Some(self.identity("honest", Role::Client)?),
-            Target::Worker => Some(self.identity("coordinator", Role::Coordinator)?),
-            Target::Serve => None,
+            HostileTarget::Coordinator => Some(self.identity("honest", Role::Client)?),
+            HostileTarget::Worker => Some(self.identity("coordinator", Role::Coordinator)?),
+            HostileTarget::Serve => None,
         };
         Ok(Honest { target, address: self.address(target).parse()?, identity })
     }
@@ -272,7 +272,7 @@ async fn hold_connections(options: &Options) -> Result<Vec<Row>> {
     let other = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
     let stage = HostileCluster::up(&options.model)?;
     let mut rows = Vec::new();
-    for target in [Target::Coordinator, Target::Worker, Target::Serve] {
+    for target in [HostileTarget::Coordinator, HostileTarget::Worker, HostileTarget::Serve] {
         for (from, whose) in [(other, "another address"), (own, "its own address")] {
             for (manner, how) in
                 [(ConnectionState::Silent, "silent"), (ConnectionState::HalfOpen, "half-open")]
@@ -291,7 +291,7 @@ async fn hold_connections(options: &Options) -> Result<Vec<Row>> {
                 }
             }
         }
-        let role = if target == Target::Worker { Role::Device } else { Role::Client };
+        let role = if target == HostileTarget::Worker { Role::Device } else { Role::Client };
         let many = stage.identity(&format!("a-{role}"), role)?;
         let valid = crowd::valid(&stage, target, &many, options.valid).await?;
         let attack = format!("{} valid of one identity", options.valid);
@@ -314,7 +314,7 @@ async fn ask_for_much(options: &Options) -> Result<Vec<Row>> {
 /// How the honest client fares under a crowd, once that was there for a while.
 async fn under(
     stage: &HostileCluster,
-    target: Target,
+    target: HostileTarget,
     attack: String,
     mut crowd: HostileConnections,
 ) -> Result<Row> {
@@ -340,7 +340,7 @@ async fn under(
 }
 
 fn row(
-    target: Target,
+    target: HostileTarget,
     attack: String,
     (open, opened): (usize, u64),
     before: Duration,

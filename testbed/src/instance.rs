@@ -560,7 +560,7 @@ impl Testbed {
             Split::Profiles { tokens } => (None, vec![tokens]),
         };
         let devices = self.environment.devices.iter().zip(workers).enumerate();
-        let devices = devices.map(|(i, (device, worker))| cluster::Device {
+        let devices = devices.map(|(i, (device, worker))| cluster::DeviceConfig {
             name: device.name.clone(),
             address: worker.address,
             addresses: Vec::new(),

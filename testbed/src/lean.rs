@@ -12,7 +12,7 @@ use galaxy_common::{
 use galaxy_coord::{
     Cluster, Fleet, RemoteFleet,
     client_memory::DEFAULT_CLIENT_MEMORY,
-    cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PATIENCE, DEFAULT_PROFILES, Device},
+    cluster::{DEFAULT_DRIFT, DEFAULT_LENGTH, DEFAULT_PATIENCE, DEFAULT_PROFILES, DeviceConfig},
     fleet::{Readiness, Task},
 };
 use galaxy_model::ModelDir;
@@ -100,8 +100,8 @@ impl Bench {
     }
 
     async fn fleet(&self, model: &Arc<ModelDir>, max_rows: u32) -> Result<RemoteFleet> {
-        let device = |(i, (_, address)): (usize, &(Process, String))| -> Result<Device> {
-            Ok(Device {
+        let device = |(i, (_, address)): (usize, &(Process, String))| -> Result<DeviceConfig> {
+            Ok(DeviceConfig {
                 name: DeviceName::new(format!("d{i}"))?,
                 address: address.clone(),
                 addresses: Vec::new(),

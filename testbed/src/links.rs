@@ -52,7 +52,7 @@ pub struct Options {
 /// The flows that ran at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum LinkKind {
     /// Two flows between a pair of devices, one each way.
     Pair,
     /// A flow from every device to its next.
@@ -67,7 +67,7 @@ pub struct Flow {
     /// The name of the receiving device.
     pub to: String,
     /// The flows that ran at the same time.
-    pub kind: Kind,
+    pub kind: LinkKind,
     /// The bits per second of the slower of both links.
     pub asked: f64,
     /// The share of packets that both links lose: TCP then stays below the rate.
@@ -163,8 +163,8 @@ pub fn run(options: &Options) -> Result<()> {
             flow.from,
             flow.to,
             match flow.kind {
-                Kind::Pair => "its reverse",
-                Kind::Ring => "the ring",
+                LinkKind::Pair => "its reverse",
+                LinkKind::Ring => "the ring",
             },
             flow.asked * 1e-6,
             flow.measured * 1e-6,
@@ -205,12 +205,12 @@ pub fn rates(network: &Network, places: &[NetworkNode], seconds: u64) -> Result<
     let mut flows = Vec::new();
     for (at, &a) in numbers.iter().enumerate() {
         for &b in &numbers[at + 1..] {
-            flows.extend(together(network, places, &[(a, b)], Kind::Pair, seconds)?);
+            flows.extend(together(network, places, &[(a, b)], LinkKind::Pair, seconds)?);
         }
     }
     let next = numbers.iter().cycle().skip(1);
     let ring: Vec<(usize, usize)> = numbers.iter().copied().zip(next.copied()).collect();
-    flows.extend(together(network, places, &ring, Kind::Ring, seconds)?);
+    flows.extend(together(network, places, &ring, LinkKind::Ring, seconds)?);
     Ok(flows)
 }
 
@@ -219,12 +219,12 @@ fn together(
     network: &Network,
     places: &[NetworkNode],
     ways: &[(usize, usize)],
-    kind: Kind,
+    kind: LinkKind,
     seconds: u64,
 ) -> Result<Vec<Flow>> {
     let servers: Result<Vec<Process>> = ways.iter().map(|way| listen(network, way.1)).collect();
     let servers = servers?;
-    let both = kind == Kind::Pair;
+    let both = kind == LinkKind::Pair;
     let back = ways.iter().filter(|_| both).map(|(from, to)| (*to, *from));
     let all: Vec<(usize, usize)> = ways.iter().copied().chain(back).collect();
     let (sent, carried) = thread::scope(|scope| {
@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_device_and_the_coordinator_have_a_place() {
+    fn every_device_and_the_coordinator_get_a_network_node() {
         let places = places(&Environment::open("H").unwrap());
         assert_eq!(places.len(), 5);
         let link = places[0].link.unwrap();
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deviation_leaves_out_what_links_without_delay_take() {
+    fn the_deviation_excludes_the_round_trip_of_links_without_delay() {
         let trip = |asked, samples: &[f64]| RoundTrip {
             from: "a".into(),
             to: "b".into(),
@@ -447,7 +447,7 @@ mod tests {
 
     /// A whole link with a delay, through TAP interfaces or netem, whatever there is.
     #[test]
-    fn messages_come_back_late_and_never_early() {
+    fn round_trips_over_a_delayed_link_are_never_early() {
         let bent = Link { rate: 100_000_000, delay: Duration::from_millis(1), loss: 0.0 };
         if !Network::missing(true).is_empty() {
             eprintln!("skipped: {:?}", Network::missing(true));

@@ -6,7 +6,7 @@
 
 use crate::{
     environment::check_name,
-    forward::{self, Line},
+    forward::{self, EmulatedLink},
     namespaces::{NAMES, inside, namespace},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -236,7 +236,7 @@ impl Network {
             };
             let delay_ns = u64::try_from(link.delay.as_nanos()).context("a delay of centuries")?;
             let (place, loss) = (place.name.clone(), link.loss);
-            lines.push(Line { i, place, delay_ns, loss, rate: link.rate });
+            lines.push(EmulatedLink { i, place, delay_ns, loss, rate: link.rate });
         }
         if !lines.is_empty() {
             forward::start(testbed, &lines)?;
@@ -704,20 +704,20 @@ mod tests {
     }
 
     #[test]
-    fn a_testbed_has_no_dash_in_its_name() {
+    fn a_testbed_name_with_a_dash_is_rejected() {
         let error = Network::open("a-b").unwrap_err();
         assert!(error.to_string().contains("--name"), "{error:#}");
     }
 
     #[test]
-    fn a_fast_link_has_a_larger_bucket() {
+    fn a_faster_link_has_a_larger_token_bucket() {
         assert_eq!(burst(10_000_000), 5_120);
         assert_eq!(burst(250_000_000), 21_483);
         assert_eq!(burst(10_000_000_000), 687_500);
     }
 
     #[test]
-    fn what_is_up_is_found_by_name_and_removed_with_its_processes() {
+    fn a_network_is_found_by_name_and_removed_with_its_processes() {
         if !root() {
             return;
         }
@@ -777,7 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn places_reach_each_other_unless_cut() {
+    fn network_nodes_reach_each_other_unless_their_path_is_cut() {
         if !root() {
             return;
         }

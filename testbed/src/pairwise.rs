@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_is_there() {
+    fn every_pair_of_factor_values_is_covered() {
         let sizes = [7, 3, 4, 2, 5];
         let rows = pairwise(&sizes);
         for i in 0..sizes.len() {

@@ -25,7 +25,7 @@ pub struct Chart {
     /// The axis on the left.
     pub y: Axis,
     /// The data of the figure, as bars or as lines.
-    pub kind: Kind,
+    pub kind: ChartKind,
 }
 
 /// An axis of a figure.
@@ -43,7 +43,7 @@ pub struct Axis {
 
 /// The data of a chart.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub enum ChartKind {
     /// Groups of bars.
     Bars {
         /// The groups, from left to right.
@@ -133,8 +133,8 @@ pub fn draw(chart: &Chart, path_without_extension: &Path) -> Result<()> {
 fn page<D: DrawingBackend>(chart: &Chart, canvas: &mut Canvas<D>) -> Result<()> {
     canvas.rectangle((0.0, 0.0), (canvas::WIDTH, canvas::HEIGHT), WHITE)?;
     match &chart.kind {
-        Kind::Bars { groups, series } => bars::draw(chart, groups, series, canvas),
-        Kind::Lines { series } => lines::draw(chart, series, canvas),
+        ChartKind::Bars { groups, series } => bars::draw(chart, groups, series, canvas),
+        ChartKind::Lines { series } => lines::draw(chart, series, canvas),
     }
 }
 

@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_run_goes_on_where_it_was() {
+    fn a_record_continues_after_its_run_was_killed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("table4/table4.json");
         let settings = json!({ "tokens": 30, "scale": 0.1, "envs": ["A", "B"] });
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn other_settings_are_refused_by_name_until_fresh() {
+    fn changed_settings_are_refused_by_name_unless_fresh_is_set() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.json");
         let mut record = wanted(json!({ "tokens": 30, "deep": { "tiles": [1, 4] } }));
@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_goes_on_with_other_environments_and_not_with_changed_ones() {
+    fn a_record_accepts_new_environments_and_refuses_changed_ones() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.json");
         let of = |environments: Value| wanted(json!({ "tokens": 30, ENVIRONMENTS: environments }));
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_of_this_format_says_what_to_do() {
+    fn a_file_of_another_format_is_an_error_that_suggests_fresh() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.json");
         let record = wanted(json!({}));
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn another_commit_goes_on_and_is_named() {
+    fn a_record_continues_with_another_commit_and_lists_both() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.json");
         let mut record = wanted(json!({ "rate": 0.1 + 0.2 }));
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_number_does_not_count() {
+    fn a_sample_with_a_nan_value_is_invalid() {
         let mut record = wanted(json!({}));
         let cell = record.cell("a", &[]);
         cell.add(values(f64::NAN), Verdict::Valid);
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_that_need_no_samples_are_done() {
+    fn refused_and_failed_cells_are_done_without_samples() {
         let mut record = wanted(json!({}));
         let cell = record.cell("a", &[]);
         for (outcome, done) in [
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_describes_itself() {
+    fn processor_cores_memory_and_features_are_parsed_on_x86_and_arm() {
         let x86 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2 fma hypervisor\n\n\
                    processor\t: 1\nmodel name\t: AMD EPYC\n";
         let machine = Machine::parse(x86, "MemTotal:  1000 kB\n", "6.18", "").unwrap();
@@ -697,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_rfc_3339() {
+    fn timestamps_have_the_format_of_rfc_3339() {
         let text = now();
         let shape: String =
             text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_aligned_and_numbers_to_the_right() {
+    fn table_columns_are_aligned_with_numbers_to_the_right() {
         let mut table = Table::new("", &["strategy", "A", "note"]);
         table.row(["galaxy", "1031 (1012 to 1068)", "a|b\nc"]);
         table.row(["größer", "refused"]);
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_known_by_their_beginning() {
+    fn numbers_in_tables_are_recognised_by_their_first_characters() {
         for (text, number) in [("-0.1%", true), ("~4", true), ("-", false), ("m1", false)] {
             assert_eq!(is_number(text), number, "{text}");
         }
     }
 
     #[test]
-    fn invalid_samples_stand_beside_the_figure_and_never_in_it() {
+    fn invalid_samples_are_counted_but_not_part_of_the_figure() {
         let mut record = record();
         let cell = &mut record.cells[0];
         assert_eq!(figure(cell, "wall_ms"), "1031 (1012 to 1068)");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_figure_says_why() {
+    fn cells_without_a_figure_show_the_reason() {
         let mut record = record();
         record.cell("A/none", &[]);
         for (outcome, shown, why) in [
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_says_what_it_was_measured_with() {
+    fn a_page_states_its_machine_commits_and_settings() {
         let mut record = record();
         assert!(!page(&record).contains("not comparable"));
         record.loopback = true;

@@ -7,7 +7,7 @@ use galaxy_testbed::{
 };
 
 #[test]
-fn nobody_is_told_of_what_breaks() {
+fn requests_survive_every_kind_of_fault() {
     let id = std::process::Command::new("id").arg("-u").output().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let options = Options {

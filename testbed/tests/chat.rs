@@ -110,7 +110,7 @@ async fn a_chat_is_the_same_on_a_cluster_and_in_one_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chat_that_cannot_go_on_says_why() {
+async fn a_chat_with_a_full_context_or_no_template_shows_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let model = decoder(dir.path());
     let long = "a".repeat(300);

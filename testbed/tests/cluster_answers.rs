@@ -58,7 +58,7 @@ async fn embedded(setup: Setup, sentences: &[String]) -> Embeddings {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentences_are_those_of_one_device_and_of_the_reference() {
+async fn sentence_vectors_match_one_device_and_the_reference() {
     let (sentences, want) = reference();
     let alone = {
         let (_process, client) = single().await;
@@ -98,7 +98,7 @@ async fn sentences_are_those_of_one_device_and_of_the_reference() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strategies_and_wires_give_the_same_sentences() {
+async fn strategies_links_and_wire_formats_give_the_same_vectors() {
     let (sentences, want) = reference();
     let setup = || Setup::new(minilm());
     let megatron = embedded(Setup { strategy: "megatron", ..setup() }, &sentences).await;
@@ -119,7 +119,7 @@ async fn strategies_and_wires_give_the_same_sentences() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn raw_outputs_are_the_golden_ones() {
+async fn raw_outputs_match_the_golden_files() {
     for (checkpoint, what, output) in [
         ("llama-tied-bf16", "logits", Output::AllLogits),
         ("gpt2", "hidden", Output::Hidden),

@@ -22,7 +22,7 @@ fn options() -> evaluation::Options {
 }
 
 #[test]
-fn the_evaluation_is_what_its_records_say() {
+fn the_evaluation_pages_match_their_records() {
     let options = options();
     let made = evaluation::pages(&options).unwrap();
     assert_eq!(made, evaluation::pages(&options).unwrap(), "the same records give the same bytes");
@@ -47,7 +47,7 @@ fn the_evaluation_is_what_its_records_say() {
 }
 
 #[test]
-fn the_summary_is_short() {
+fn the_evaluation_summary_is_within_its_line_limit() {
     let options = options();
     let made = evaluation::pages(&options).unwrap();
     let lines = made[&options.output].lines().count();

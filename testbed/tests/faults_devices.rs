@@ -13,6 +13,8 @@ use tokio::task::JoinHandle;
 
 /// The tokens of a sequence; each sequence is one program.
 const TOKENS: u32 = 512;
+/// The sequences of a long request: seconds of work, most of which is left when a fault comes.
+const LONG_REQUEST: u32 = 16;
 /// The bytes that a process may hold beyond what it held after its first request: buffers of the allocator,
 /// not a request.
 const SLACK: u64 = 24 << 20;
@@ -31,7 +33,7 @@ type Answer = JoinHandle<Result<Tensors, ClientError>>;
 /// Sends a request of many programs, which has all the time that it needs.
 fn long_request(client: &Client) -> Answer {
     let client = client.with_timeout(PATIENCE);
-    tokio::spawn(async move { client.run(&sequences(40), Output::Hidden).await })
+    tokio::spawn(async move { client.run(&sequences(LONG_REQUEST), Output::Hidden).await })
 }
 
 async fn ended(cluster: &TestCluster, answer: Answer) -> Result<Tensors, ClientError> {
@@ -43,7 +45,7 @@ async fn ended(cluster: &TestCluster, answer: Answer) -> Result<Tensors, ClientE
 async fn assert_answered(cluster: &TestCluster, answer: Answer, first: &Tensors) {
     let answer = ended(cluster, answer).await;
     let answer = answer.unwrap_or_else(|error| panic!("{error}\n{}", cluster.output()));
-    assert_eq!(answer.tensors.len(), 40);
+    assert_eq!(answer.tensors.len(), LONG_REQUEST as usize);
     assert_eq!(answer.tensors[..1], first.tensors, "the same devices give the same bits");
 }
 
@@ -118,7 +120,7 @@ async fn scene(network: bool, link: &'static str) -> Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_killed() {
+async fn requests_are_answered_after_a_killed_worker_restarts() {
     for link in LINKS {
         killed(link).await;
     }
@@ -142,7 +144,7 @@ async fn killed(link: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_tries_again_outlives_a_coordinator() {
+async fn a_client_with_retries_survives_a_coordinator_restart() {
     let Scene { mut cluster, first, .. } = scene(false, "tls").await;
     let patient = cluster.builder("phone", Role::Client).unwrap().timeout(PATIENCE);
     let patient = patient.connect().await.unwrap();
@@ -154,7 +156,7 @@ async fn a_client_that_tries_again_outlives_a_coordinator() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_frozen() {
+async fn requests_are_answered_after_a_frozen_worker_resumes() {
     for link in LINKS {
         frozen(link).await;
     }
@@ -178,7 +180,7 @@ async fn frozen(link: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_is_unplugged() {
+async fn requests_are_answered_after_an_unplugged_device_reconnects() {
     if !root() {
         eprintln!("skipped: links of their own need root");
         return;
@@ -205,7 +207,7 @@ async fn unplugged(link: &'static str) {
 /// Two devices lose each other, and the coordinator reaches both: no ping fails, so the ends of
 /// the link have to notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_devices_that_lose_each_other() {
+async fn requests_are_answered_after_a_cut_link_between_devices_returns() {
     if !root() {
         eprintln!("skipped: links of their own need root");
         return;
@@ -232,7 +234,7 @@ async fn apart(link: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_is_merely_slow() {
+async fn a_slow_device_is_not_lost_and_the_answer_is_unchanged() {
     for link in LINKS {
         slow(link).await;
     }
@@ -270,7 +272,7 @@ async fn slow(link: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_coordinator_that_is_killed_and_started_again() {
+async fn a_killed_coordinator_ends_requests_and_serves_after_its_restart() {
     let Scene { mut cluster, client, first, before } = scene(false, "tls").await;
     let answer = long_request(&client);
     cluster.running(1).await.unwrap();
@@ -286,7 +288,7 @@ async fn a_coordinator_that_is_killed_and_started_again() {
 
 /// The first of two devices, which dials the second, gets another address in the middle of a request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_gets_another_address() {
+async fn a_request_continues_when_a_device_changes_its_address() {
     if !root() {
         eprintln!("skipped: links of their own need root");
         return;

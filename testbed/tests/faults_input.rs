@@ -32,7 +32,7 @@ async fn assert_serves(cluster: &TestCluster, client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn texts_that_cannot_be_embedded() {
+async fn texts_that_cannot_be_embedded_are_refused_with_a_reason() {
     let cluster = cluster();
     let client = cluster.client().await.unwrap();
     let empty = client.embed(&["a word", " \n"]).await.unwrap_err();
@@ -56,7 +56,7 @@ async fn texts_that_cannot_be_embedded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_texts_at_once() {
+async fn the_sdk_sends_ten_thousand_texts_in_several_requests() {
     let cluster = cluster();
     let client = cluster.client().await.unwrap();
     let texts: Vec<String> = (0..10_000).map(|i| ["sea", "ship", "rope"][i % 3].into()).collect();
@@ -81,7 +81,7 @@ async fn ten_thousand_texts_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_go_away() {
+async fn requests_of_clients_that_disconnect_are_cancelled() {
     let cluster = cluster();
     let client = cluster.client().await.unwrap();
     let texts = vec!["rope ".repeat(200); 512];
@@ -113,7 +113,7 @@ async fn clients_that_go_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_after_drain() {
+async fn requests_are_refused_while_draining_and_served_after_undrain() {
     let cluster = cluster();
     let client = cluster.client().await.unwrap();
     let denied = client.drain().await.unwrap_err();

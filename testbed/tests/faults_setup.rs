@@ -62,7 +62,7 @@ fn assert_says(said: &str, words: &[&str]) {
 }
 
 #[test]
-fn cluster_files_that_are_wrong() {
+fn cluster_files_with_errors_are_refused_with_a_reason() {
     let (dir, keys) = fresh();
     let identity = keys.of("coordinator", Role::Coordinator).unwrap();
     let addresses = ["127.0.0.1:7101".to_owned(), "127.0.0.1:7102".to_owned()];
@@ -104,7 +104,7 @@ fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
-fn models_that_are_damaged() {
+fn damaged_models_are_refused_with_the_damage_named() {
     let (dir, keys) = fresh();
     let identity = keys.of("coordinator", Role::Coordinator).unwrap();
     let (model, whole) = copy(dir.path());
@@ -143,7 +143,7 @@ async fn assert_serves(cluster: &TestCluster, client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_is_damaged_while_workers_serve() {
+async fn a_model_damaged_while_serving_is_reported_until_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let (model, whole) = copy(dir.path());
     let weights = model.join("model.safetensors");
@@ -158,7 +158,7 @@ async fn a_model_that_is_damaged_while_workers_serve() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_grants_too_little() {
+async fn a_worker_that_grants_too_little_memory_gives_a_no_plan_error() {
     let mut cluster = TestCluster::start(setup(2)).unwrap();
     let client = cluster.client().await.unwrap();
     cluster.restart_worker(1, &["--memory", "3MB"]).unwrap();
@@ -175,7 +175,7 @@ async fn a_worker_that_grants_too_little() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_that_do_not_answer() {
+async fn silent_and_unreachable_devices_are_named_in_errors() {
     let (dir, keys) = fresh();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent_at = silent.local_addr().unwrap().to_string();
@@ -210,7 +210,7 @@ async fn devices_that_do_not_answer() {
 }
 
 #[test]
-fn identities_that_no_worker_starts_with() {
+fn a_worker_refuses_to_start_with_an_invalid_identity() {
     let (_dir, keys) = fresh();
     let (_other_dir, other) = fresh();
     let now = OffsetDateTime::now_utc();
@@ -238,7 +238,7 @@ fn identities_that_no_worker_starts_with() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn peers_that_may_not_do_what_they_try() {
+async fn peers_without_the_right_role_or_certificate_are_refused() {
     let cluster = TestCluster::start(setup(2)).unwrap();
     // A device and a coordinator are no clients.
     for (name, role) in [("d0", Role::Device), ("coordinator", Role::Coordinator)] {
@@ -274,7 +274,7 @@ async fn peers_that_may_not_do_what_they_try() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_whose_certificates_are_not_in_order() {
+async fn workers_with_wrong_or_expired_certificates_are_refused() {
     let (dir, keys) = fresh();
     let (_other_dir, other) = fresh();
     let now = OffsetDateTime::now_utc();
@@ -413,7 +413,7 @@ impl Worker for Later {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_of_another_protocol() {
+async fn a_worker_of_another_protocol_version_is_refused_with_advice() {
     let (dir, keys) = fresh();
     let identity = Identity::load(&keys.of("d0", Role::Device).unwrap()).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -17,7 +17,7 @@ fn pairwise_combinations_match_transformers() {
 
 /// Half precision on the wire is lossy by name: results are near the reference, and not exact.
 #[test]
-fn half_precision_on_the_wire_is_near() {
+fn f16_on_the_wire_is_close_to_the_reference_but_not_exact() {
     let mut worst = 0f32;
     for case in cases(false).iter().filter(|c| c.devices > 1 && c.split == Split::Equal) {
         worst = worst.max(run(case, WireType::F16, 3e-2).unwrap());

@@ -11,13 +11,13 @@ use galaxy_graph::links;
 use galaxy_proto::identity::Authority;
 use galaxy_testbed::golden::{TOLERANCE, cases, run_over};
 use galaxy_worker::ring::Formation;
-use ringing::{Device, device};
+use ringing::{RingDevice, device};
 use std::sync::Arc;
 use tokio::{runtime::Runtime, task::JoinSet};
 
 struct Lab {
     runtime: Runtime,
-    devices: Vec<Arc<Device>>,
+    devices: Vec<Arc<RingDevice>>,
 }
 
 impl Lab {

@@ -15,7 +15,7 @@ use galaxy_testbed::{
 use std::sync::Mutex;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_is_measured_once_and_refuses_while_it_serves() {
+async fn profiles_are_kept_and_measuring_a_serving_cluster_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::create(&dir.path().join("keys")).unwrap();
     let setup = Setup { shares: vec![1.0; 3], ..Setup::new(checkpoints_dir().join("bert")) };

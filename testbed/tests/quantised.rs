@@ -72,7 +72,7 @@ async fn greedy(client: &Client, prompt: &[u32]) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_rounds_makes_the_tokens_of_one_device_that_does() {
+async fn a_quantised_cluster_generates_the_tokens_of_one_quantised_device() {
     let prompt: Vec<u32> = PROMPT.bytes().map(u32::from).collect();
     for (bits, name, strategy, shares) in [
         (Quantisation::Q8, "q8", "galaxy", vec![3.0, 2.0, 1.0]),
@@ -89,7 +89,7 @@ async fn a_cluster_that_rounds_makes_the_tokens_of_one_device_that_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_without_the_model_round_what_they_are_brought() {
+async fn devices_without_the_model_quantise_the_weights_sent_to_them() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let model = models::bert(target, "rounded", 2, 512, 8).unwrap();
     let tokens = [[5u32, 17, 9, 300, 2]];
@@ -109,7 +109,7 @@ async fn devices_without_the_model_round_what_they_are_brought() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gguf_file_is_brought_to_devices_that_have_it_not() {
+async fn a_gguf_model_sent_to_devices_gives_the_same_outputs() {
     let model = root().join("testdata/gguf/mixed.gguf");
     let tokens = [[5u32, 17, 9, 30, 2]];
     let setup = || Setup { shares: vec![1.0, 2.0], ..Setup::new(&model) };

@@ -118,7 +118,7 @@ async fn text(client: &Client, prompt: impl Into<Prompt>, max_tokens: u32) -> St
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn texts_are_those_of_the_sdk() {
+async fn completions_and_chats_match_the_sdk() {
     let dir = tempfile::tempdir().unwrap();
     let model = decoder(dir.path());
     let cluster =
@@ -235,7 +235,7 @@ async fn texts_are_those_of_the_sdk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn vectors_are_those_of_the_sdk() {
+async fn embeddings_over_http_match_the_sdk() {
     let setup = Setup::new(root().join("models/all-MiniLM-L6-v2"));
     let mut cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
@@ -270,7 +270,7 @@ fn refused(address: &str, path: &str, body: &Value) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_asks_for_nothing_is_accepted_and_what_cannot_be_done_is_named() {
+async fn fields_without_effect_are_accepted_and_unsupported_fields_named() {
     let dir = tempfile::tempdir().unwrap();
     let model = decoder(dir.path());
     let cluster = TestCluster::start(Setup { shares: vec![1.0], ..Setup::new(&model) }).unwrap();
@@ -334,7 +334,7 @@ async fn what_asks_for_nothing_is_accepted_and_what_cannot_be_done_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_request_leaves_open_is_as_the_model_says() {
+async fn missing_request_settings_come_from_the_generation_config() {
     let dir = tempfile::tempdir().unwrap();
     let model = decoder(dir.path());
     let write = |text: &str| fs::write(model.join("generation_config.json"), text).unwrap();
@@ -373,7 +373,7 @@ fn embedder() -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn vectors_are_made_of_texts_and_of_token_ids() {
+async fn embeddings_of_token_ids_match_the_embedding_of_their_text() {
     let cluster =
         TestCluster::start(Setup { shares: vec![1.0], ..Setup::new(embedder()) }).unwrap();
     let (_process, address) = serve(&cluster, &[]);
@@ -400,7 +400,7 @@ async fn vectors_are_made_of_texts_and_of_token_ids() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_are_not_answered() {
+async fn requests_with_a_wrong_host_content_type_or_api_key_are_refused() {
     let cluster = TestCluster::start(Setup {
         shares: vec![1.0],
         ..Setup::new(root().join("models/all-MiniLM-L6-v2"))
@@ -437,7 +437,7 @@ async fn strangers_are_not_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_goes_ends_its_text() {
+async fn a_disconnected_client_ends_its_generation() {
     // The cache has room for one sequence at a time.
     let decoder = models::gpt2(Path::new(env!("CARGO_TARGET_TMPDIR")), "gpt2-512x4", 4, 512, 8);
     let dir = tempfile::tempdir().unwrap();

@@ -111,7 +111,7 @@ fn assert_agrees(cluster: &LocalCluster, case: &Case) {
 }
 
 #[test]
-fn chats_have_the_tokens_of_the_reference() {
+fn chat_prompts_have_the_tokens_of_the_reference() {
     let Some(path) = brought() else { return };
     let chat = Chat::open(&path).unwrap();
     for case in golden() {

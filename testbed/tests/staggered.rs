@@ -8,13 +8,13 @@ use galaxy_engine::{local::LocalCluster, merge::Merged};
 use galaxy_graph::{lower, verify};
 use galaxy_model::ModelDir;
 use galaxy_testbed::{
-    golden::{Case, MIXES, SPLITS, Split, TOLERANCE, deviation, plan},
+    golden::{GoldenCase, MIXES, SPLITS, Split, TOLERANCE, deviation, plan},
     models,
 };
 use std::{path::Path, sync::Arc};
 
 #[test]
-fn staggered_tiles_give_what_one_device_gives() {
+fn staggered_tiles_match_the_result_of_one_device() {
     let path = models::bert(Path::new(env!("CARGO_TARGET_TMPDIR")), "staggered", 2, 512, 8);
     let dir = Arc::new(ModelDir::open(&path.unwrap()).unwrap());
     let lengths = [150u32, 3, 147];
@@ -30,7 +30,7 @@ fn staggered_tiles_give_what_one_device_gives() {
     let shape = BatchShape::new(segments.collect()).unwrap();
     let tokens: Arc<[u32]> = (0..shape.rows()).map(|row| row * 37 % 1000).collect();
     let run = |strategy, devices, split, tiles| -> Vec<Merged> {
-        let case = Case {
+        let case = GoldenCase {
             checkpoint: "bert",
             strategy,
             devices,

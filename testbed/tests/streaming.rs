@@ -69,7 +69,7 @@ async fn at_last(cluster: &TestCluster, client: &Client) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_whose_memory_does_not_add_up_answers() {
+async fn a_cluster_with_too_little_memory_streams_weights_and_answers() {
     let caches = tempfile::tempdir().unwrap();
     let want = wanted(&caches.path().join("plenty")).await;
     assert_eq!(shards(&caches.path().join("plenty")), Vec::<PathBuf>::new());
@@ -134,7 +134,7 @@ impl Drop for Small {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_is_said_and_room_is_enough() {
+async fn a_full_disk_is_reported_and_serving_resumes_when_space_is_freed() {
     let id = Command::new("id").arg("-u").output().unwrap();
     if id.stdout != b"0\n" {
         eprintln!("skipped: a disk of its own needs root");
@@ -159,7 +159,7 @@ async fn a_full_disk_is_said_and_room_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_killed_while_it_writes_leaves_nothing_half_valid() {
+async fn a_shard_cut_off_by_a_killed_worker_is_written_again() {
     let caches = tempfile::tempdir().unwrap();
     let want = wanted(&caches.path().join("plenty")).await;
     for attempt in 0..10 {

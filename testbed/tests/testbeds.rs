@@ -158,7 +158,7 @@ fn plans_are_measured_beside_their_predictions() {
 
 /// A device that becomes slow: no request fails, whatever the coordinator makes of it.
 #[test]
-fn a_device_is_slowed_and_no_request_fails() {
+fn no_request_fails_when_a_device_becomes_slow() {
     let output = tempfile::tempdir().unwrap();
     let to = output.path().to_str().unwrap();
     let few =
@@ -183,7 +183,7 @@ fn smoke_forms_run_on_emulated_devices() {
 }
 
 #[test]
-fn what_a_killed_testbed_leaves_is_removed_and_its_name_is_free_at_once() {
+fn down_removes_a_killed_testbed_and_frees_its_name_at_once() {
     if !real() {
         return;
     }
@@ -247,7 +247,7 @@ fn a_signal_that_ends_a_run_takes_its_testbed_down() {
 }
 
 #[test]
-fn two_testbeds_stand_beside_each_other() {
+fn two_testbeds_run_at_the_same_time_without_interference() {
     if !real() {
         return;
     }
@@ -278,7 +278,7 @@ fn two_testbeds_stand_beside_each_other() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_there_is() {
+fn invalid_arguments_are_refused_with_the_valid_choices() {
     refused(&["up", "Z", "--loopback"], "one of A, B, C");
     refused(&["run", "nothing", "--loopback"], "there are table4, heterogeneous");
     refused(&["drift", "--loopback", "--requests", "0"], "--requests 0");

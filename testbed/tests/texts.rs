@@ -57,7 +57,7 @@ fn strategies() -> [(&'static str, &'static str, &'static str, Vec<f64>); 5] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_are_those_of_transformers() {
+async fn generated_tokens_equal_transformers() {
     for (checkpoint, strategy, link, shares) in strategies() {
         let path = checkpoints_dir().join(checkpoint);
         let text = std::fs::read(path.join("generated.json")).unwrap();
@@ -81,7 +81,7 @@ async fn tokens_are_those_of_transformers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_seed_says_the_same_on_any_split() {
+async fn a_seed_samples_the_same_tokens_on_any_split() {
     let path = checkpoints_dir().join("llama");
     let options = |seed| {
         let base = Sampling { temperature: 1.0, top_p: 0.95, ..Sampling::default() };
@@ -133,7 +133,7 @@ async fn said(client: &Client, options: GenerateOptions) -> (Vec<String>, String
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_text_ends_before_a_string_that_ends_it() {
+async fn a_sequence_ends_before_its_stop_string_or_end_of_text_token() {
     let setup = Setup { shares: vec![1.0, 1.0], ..Setup::new(root().join("models/tiny-galaxy")) };
     let cluster = TestCluster::start(setup).unwrap();
     let client = cluster.client().await.unwrap();
@@ -162,7 +162,7 @@ async fn refused(client: &Client, prompt: Prompt, options: GenerateOptions) -> C
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_input_is_refused_and_leaves_nothing_behind() {
+async fn invalid_generation_requests_are_refused_and_keep_no_kv_blocks() {
     let path = checkpoints_dir().join("llama");
     // The cache has room for one sequence at a time.
     let setup = Setup { kv_cache_tokens: Some(192), shares: vec![1.0, 1.0], ..Setup::new(&path) };
@@ -222,7 +222,7 @@ async fn bad_input_is_refused_and_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_go_give_back_their_room() {
+async fn clients_that_disconnect_free_their_kv_blocks() {
     // The cache has room for one sequence at a time.
     let setup = Setup { kv_cache_tokens: Some(768), ..Setup::new(decoder()) };
     let cluster = TestCluster::start(setup).unwrap();
@@ -269,7 +269,7 @@ fn resident(cluster: &TestCluster) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_text_outlives_a_device() {
+async fn a_sequence_continues_after_a_killed_device_restarts() {
     let mut cluster = TestCluster::start(Setup::new(decoder())).unwrap();
     let policy = RetryPolicy::default();
     let builder = cluster.builder("phone", galaxy_proto::identity::Role::Client).unwrap();

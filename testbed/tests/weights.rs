@@ -20,7 +20,7 @@ fn model() -> std::path::PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_without_the_model_answer_as_those_with_it() {
+async fn devices_without_the_model_match_the_outputs_of_devices_with_it() {
     let tokens = [[5u32, 17, 9, 300, 2]];
     let with = TestCluster::start(Setup::new(model())).unwrap();
     let want = with.client().await.unwrap().run(&tokens, Output::Hidden).await.unwrap();
@@ -49,7 +49,7 @@ async fn devices_without_the_model_answer_as_those_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_without_the_model_is_measured_with_it() {
+async fn a_device_without_the_model_is_profiled_with_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::create(&dir.path().join("keys")).unwrap();
     let identity = keys.of("d0", Role::Device).unwrap();

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_firewall_is_named_with_its_port() {
+    fn an_unreachable_address_gives_a_hint_to_open_the_port() {
         let attempt = |address: &str, error: Option<&str>| Attempt {
             address: address.parse().unwrap(),
             error: error.map(str::to_owned),

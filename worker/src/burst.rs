@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_requests_are_refused() {
+    fn invalid_decode_bursts_and_sequences_are_rejected() {
         let token = Wanted::Token(CandidateCount::Few);
         let read = |counts: &[u32], rows, wanted: &[Wanted]| {
             let goal = |count: &u32| v1::TokenGoal { count: *count, stop: vec![] };

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_never_a_path() {
+    fn model_names_that_are_paths_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let inside = dir.path().join("models");
         for model in ["models/a", "models/b", "secret"] {

@@ -445,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bulk_is_as_fast_as_the_slower_of_both_ends_saw_it() {
+    fn the_probed_rate_is_the_slower_one_of_both_ends() {
         let bulk = |nanos: f64, there: f64| {
             let span = |nanos| Span { nanos, products: 0.0 };
             Bulk { bytes: 1e6, nanos, kernels: [span(nanos), span(there)] }

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_timeline_goes() {
+    fn the_oldest_timeline_is_dropped_when_full() {
         let mut timelines = Timelines::default();
         for n in 0..=TIMELINES as u64 {
             timelines.put(Epoch(1), SequenceNumber(n), vec![]);

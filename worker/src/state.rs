@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_is_bounded() {
+    fn a_full_program_queue_answers_overloaded() {
         let mut state = ready();
         for n in 0..QUEUE as u64 {
             state.admit(E, seq(n)).unwrap();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_epochs_are_refused_and_later_ones_replace() {
+    fn stale_epochs_are_rejected_and_later_epochs_replace_the_current() {
         let mut state = ready();
         state.admit(E, seq(1)).unwrap();
         assert!(matches!(state.place(E), Err(Refusal::StaleEpoch { .. })));
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_happens_beside_a_measurement() {
+    fn placements_and_measurements_exclude_each_other() {
         let mut state = ready();
         assert_eq!(state.measure(), Err(Refusal::Placed { epoch: E }));
         state.measured();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn draining_finishes_what_waits_and_takes_no_more() {
+    fn a_draining_worker_finishes_queued_programs_and_rejects_new_ones() {
         let mut state = ready();
         state.admit(E, seq(1)).unwrap();
         state.drain(true);

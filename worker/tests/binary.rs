@@ -14,7 +14,7 @@ fn worker() -> Command {
 }
 
 #[test]
-fn it_says_where_it_listens_and_ends_when_told() {
+fn the_worker_prints_its_address_and_exits_on_a_signal() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "home").unwrap();
     let name = DeviceName::new("pi-1").unwrap();
@@ -41,7 +41,7 @@ fn it_says_where_it_listens_and_ends_when_told() {
 }
 
 #[test]
-fn it_says_what_is_wrong() {
+fn the_worker_prints_its_version_and_startup_errors() {
     let output = worker().arg("--version").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(

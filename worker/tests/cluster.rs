@@ -303,7 +303,7 @@ async fn workers_compute_what_one_device_computes() {
 /// A new plan reads what its devices do not hold, and no more; where there is no room for old and
 /// new together on the way, it reads all of it. The results are the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_plan_reads_only_what_is_not_held() {
+async fn a_new_plan_reads_only_weights_that_are_not_held() {
     let cluster = Cluster::of("llama", 3).await;
     let tokens: Vec<u32> = (0..29).map(|i| i * 3 % 97).collect();
     let (spec, formats) = (cluster.model.spec(), cluster.model.formats());
@@ -347,7 +347,7 @@ async fn a_new_plan_reads_only_what_is_not_held() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_placement_is_refused_and_nothing_is_lost() {
+async fn a_rejected_placement_leaves_the_current_one_unchanged() {
     let cluster = Cluster::of("bert", 1).await;
     let client = &cluster.workers[0].1;
     let good = cluster.plan(Strategy::Local);
@@ -392,7 +392,7 @@ async fn a_bad_placement_is_refused_and_nothing_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_request_is_refused_and_nothing_is_lost() {
+async fn bad_execute_requests_are_rejected_and_later_ones_still_run() {
     let cluster = Cluster::of("bert", 1).await;
     let client = &cluster.workers[0].1;
     let plan = cluster.plan(Strategy::Local);
@@ -455,7 +455,7 @@ async fn until_running(control: &mut WorkerClient<Channel>, wanted: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_waits_for_ends_by_itself() {
+async fn a_program_ends_when_its_caller_disconnects() {
     let cluster = Cluster::of("bert", 2).await;
     let plan = cluster.plan(Strategy::Galaxy);
     cluster.place_all(&plan, 1).await;
@@ -473,7 +473,7 @@ async fn what_nobody_waits_for_ends_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancel_ends_what_waits_for_a_peer() {
+async fn cancel_and_lost_links_end_a_program_waiting_for_a_peer() {
     let cluster = Cluster::of("bert", 2).await;
     let plan = cluster.plan(Strategy::Galaxy);
     cluster.place_all(&plan, 1).await;
@@ -502,7 +502,7 @@ async fn cancel_ends_what_waits_for_a_peer() {
 
 /// A placement whose coordinator hangs up is over, and a later one succeeds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_placement_ends_with_its_caller() {
+async fn a_placement_ends_when_its_caller_disconnects() {
     let cluster = Cluster::of("bert", 2).await;
     let plan = cluster.plan(Strategy::Galaxy);
     let placing = tokio::spawn(place(cluster.workers[0].1.clone(), cluster.request(&plan, 0, 1)));
@@ -521,7 +521,7 @@ async fn a_placement_ends_with_its_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_coordinators_control() {
+async fn only_coordinators_may_control_a_worker() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let cluster = Cluster::of("bert", 1).await;
     let address = cluster.workers[0].0.address().to_string();
@@ -575,7 +575,7 @@ async fn only_coordinators_control() {
 }
 
 #[tokio::test]
-async fn a_bad_config_does_not_bind() {
+async fn a_worker_with_a_bad_config_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "home").unwrap();
     let config = |identity: PathBuf, models: PathBuf, threads| WorkerConfig {

@@ -9,8 +9,8 @@ use galaxy_common::{
 };
 use galaxy_engine::link::{LinkError, Links};
 use galaxy_proto::{channel::ConnectError, identity::Authority};
-use galaxy_worker::ring::{Formation, RingError, handshake::Answer};
-use ringing::{Device, device};
+use galaxy_worker::ring::{Formation, RingError, handshake::HandshakeReply};
+use ringing::{RingDevice, device};
 use std::{
     io::ErrorKind,
     net::UdpSocket,
@@ -62,7 +62,7 @@ fn plan(names: &[&str]) -> Arc<Plan> {
 
 fn formation(
     plan: &Arc<Plan>,
-    peers: &[&Device],
+    peers: &[&RingDevice],
     rank: u16,
     epoch: u64,
     link: LinkType,
@@ -158,7 +158,7 @@ async fn frames_arrive_over_quic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_wakes_both_ends() {
+async fn closing_a_link_wakes_blocked_senders_and_receivers() {
     for link in LinkType::ALL {
         // The receiver waits for a frame that never comes, and is closed here.
         let (a, mut b) = pair(1, link).await;
@@ -190,7 +190,7 @@ async fn closing_wakes_both_ends() {
 const SEALED: [LinkType; 2] = [LinkType::Tls, LinkType::Quic];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_arrivals_wait_for_the_placement() {
+async fn links_that_arrive_early_wait_for_the_placement() {
     for link in SEALED {
         early_arrivals_wait(link).await;
     }
@@ -222,7 +222,7 @@ async fn early_arrivals_wait(link: LinkType) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_epoch_is_stale_for_who_comes_late() {
+async fn late_links_of_a_cancelled_epoch_are_rejected_as_stale() {
     for link in SEALED {
         a_cancelled_epoch_is_stale(link).await;
     }
@@ -236,7 +236,7 @@ async fn a_cancelled_epoch_is_stale(link: LinkType) {
     b.ring.close(Epoch(1));
     let error = a.ring.form(&a.identity, formation(&plan, &[&a, &b], 0, 1, link)).await;
     let error = error.err().unwrap();
-    let stale = matches!(&error, RingError::Refused { answer: Answer::Stale, .. });
+    let stale = matches!(&error, RingError::Refused { answer: HandshakeReply::Stale, .. });
     assert!(stale && error.retryable(), "{error}");
 }
 
@@ -378,7 +378,7 @@ async fn packets_that_are_lost_are_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_falls_silent_is_lost() {
+async fn a_quic_link_to_a_silent_peer_times_out() {
     let cut = Arc::new(AtomicU64::new(u64::MAX));
     let (seen, set) = (cut.clone(), cut);
     let way = move |to| {
@@ -406,7 +406,7 @@ async fn rings_of_three_form_over_quic() {
     for name in names {
         devices.push(device(&authority, name).await);
     }
-    let peers: Vec<&Device> = devices.iter().collect();
+    let peers: Vec<&RingDevice> = devices.iter().collect();
     let plan = plan(&names);
     // To the next alone, and to everyone.
     for (epoch, everyone) in [(1, false), (2, true)] {

@@ -16,7 +16,7 @@ use galaxy_proto::{
 };
 use galaxy_worker::{
     Worker, WorkerConfig,
-    ring::handshake::{Answer, ProbeHandshake, WELCOME_BYTES},
+    ring::handshake::{HandshakeReply, ProbeHandshake, WELCOME_BYTES},
 };
 use std::{
     path::{Path, PathBuf},
@@ -175,7 +175,7 @@ impl Pair {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_device_measures_itself_and_takes_a_place_again() {
+async fn a_device_is_measured_only_between_placements() {
     let pair = Pair::start().await;
     let profile = pair.profile(0).await.unwrap();
     profile.check(&pair.model.shape_key()).unwrap();
@@ -212,7 +212,7 @@ async fn a_device_measures_itself_and_takes_a_place_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hangs_up_ends_the_measurement() {
+async fn a_measurement_ends_when_its_caller_disconnects() {
     let pair = Pair::start().await;
     let mut events = pair.client(0).profile(pair.request()).await.unwrap().into_inner();
     events.message().await.unwrap().unwrap();
@@ -248,7 +248,7 @@ async fn links_of_all_types_are_measured_idle_and_busy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_cannot_be_measured_is_named() {
+async fn a_peer_that_cannot_be_probed_is_named_in_the_error() {
     let pair = Pair::start().await;
     pair.place(1).await.unwrap();
     let back = v1::ProbeRequest {
@@ -283,7 +283,7 @@ async fn a_peer_that_cannot_be_measured_is_named() {
 
 /// Who may open a probe, and that an order of a peer that is not valid ends the link.
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_and_nonsense_end_the_link() {
+async fn probes_from_strangers_and_invalid_orders_are_rejected() {
     let pair = Pair::start().await;
     let dialled = async |who: &str, role, says: &str| {
         let identity =
@@ -296,20 +296,20 @@ async fn strangers_and_nonsense_end_the_link() {
         link.write_all(&hello.encode()).await.unwrap();
         let mut answer = [0; WELCOME_BYTES];
         link.read_exact(&mut answer).await.unwrap();
-        (Answer::decode(&answer).unwrap(), link)
+        (HandshakeReply::decode(&answer).unwrap(), link)
     };
     let (answer, _) = dialled("d9", Role::Device, "d8").await;
-    assert_eq!(answer, Answer::WrongName, "a name that is not its own");
+    assert_eq!(answer, HandshakeReply::WrongName, "a name that is not its own");
     let client = pair.authority.issue(&name("c1"), Role::Client, 30).unwrap();
     let config = Identity::load(&client).unwrap().client_config(ALPN_RING);
     let address = pair.workers[0].0.address().to_string();
     let refused = dial(&address, config, None, (&name("d0"), Role::Device), LONG).await;
     assert!(refused.is_err(), "no device");
     let (answer, mut link) = dialled("d7", Role::Device, "d7").await;
-    assert_eq!(answer, Answer::Welcome);
+    assert_eq!(answer, HandshakeReply::Welcome);
     // One at a time: the first holds the device.
     let (second, _) = dialled("d6", Role::Device, "d6").await;
-    assert!(matches!(second, Answer::Busy), "{second:?}");
+    assert!(matches!(second, HandshakeReply::Busy), "{second:?}");
     link.write_all(&[0xff; 4096]).await.unwrap();
     let mut rest = Vec::new();
     // Closed, in whatever way.

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_made_and_told_of() {
+    fn decode_is_measured_and_too_long_a_context_is_refused() {
         let findings = measured(&args(8, 2)).unwrap();
         assert_eq!((findings.token_ms.n, findings.of_memory.n), (2, 2));
         assert!(findings.token_ms.low > 0.0 && findings.memory.low > 0.0);

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_stand_between_lines() {
+    fn lines_of_three_dashes_separate_prompts() {
         assert_eq!(prompts("a\nb\n---\n\n  c\n---\n\n"), ["a\nb", "\n  c"]);
         assert_eq!(prompts("--- a ---\n"), ["--- a ---"]);
         assert!(prompts("\n---\n").is_empty());

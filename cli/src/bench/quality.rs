@@ -75,12 +75,12 @@ pub struct Findings {
     weights: Bytes,
     texts: usize,
     tokens: usize,
-    lines: Vec<Line>,
+    lines: Vec<FormatFigures>,
 }
 
 /// One format, compared with the model as it is.
 #[derive(Serialize, Debug)]
-struct Line {
+struct FormatFigures {
     format: &'static str,
     weights: Bytes,
     #[serde(flatten)]
@@ -123,7 +123,11 @@ pub fn measured(args: &QualityArgs) -> Result<Findings, Failure> {
             true => decoder(&mut exact, &mut rounded, &texts)?,
             false => encoder(&mut exact, &mut rounded, &texts)?,
         };
-        lines.push(Line { format: format.name(), weights: weights(&other, &rounded), measured });
+        lines.push(FormatFigures {
+            format: format.name(),
+            weights: weights(&other, &rounded),
+            measured,
+        });
     }
     Ok(Findings {
         model: model.name().to_owned(),
@@ -225,12 +229,13 @@ pub fn text(findings: &Findings) -> String {
         let Spread { median, low, high, .. } = spread;
         format!("{median:.digits$} ({low:.digits$} to {high:.digits$})")
     };
-    let decoder = matches!(lines.first(), Some(Line { measured: Measured::Decoder { .. }, .. }));
+    let decoder =
+        matches!(lines.first(), Some(FormatFigures { measured: Measured::Decoder { .. }, .. }));
     let mut rows = vec![match decoder {
         true => row(["format", "weights", "divergence", "mean", "same token"]),
         false => row(["format", "weights", "cosine"]),
     }];
-    for Line { format, weights, measured } in lines {
+    for FormatFigures { format, weights, measured } in lines {
         let mut cells = vec![(*format).to_owned(), weights.to_string()];
         match measured {
             Measured::Decoder { divergence, mean, same_token } => {
@@ -251,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fewer_bits_are_farther_away() {
+    fn quantisation_to_fewer_bits_diverges_more() {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-galaxy").into();
         let formats = Quantisation::ALL.to_vec();
         let args =
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn divergences_and_cosines_are_those_of_the_formulas() {
+    fn divergence_and_cosine_match_their_formulas() {
         let (p, q) = ([0.5f64, 0.25, 0.25], [0.25f64, 0.5, 0.25]);
         let logits = |of: [f64; 3]| of.map(|p| p.ln() as f32 + 3.0);
         let want: f64 = p.iter().zip(q).map(|(p, q)| p * (p / q).ln()).sum();

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_drawn_of_whatever_was_found() {
+    fn plots_of_empty_or_extreme_findings_are_finite_and_escaped() {
         let level = |clients: u32, ms: f64| Level {
             clients,
             requests: 3,

@@ -41,7 +41,7 @@ pub enum AnswerEvent {
 }
 
 /// An answer that is being generated. Dropping it ends the generation.
-pub enum Answer {
+pub enum ChatReply {
     Cluster(Box<Generating>),
     Here(mpsc::Receiver<Result<AnswerEvent, Failure>>),
 }
@@ -73,11 +73,15 @@ impl Backend {
     }
 
     /// Asks for the answer to a chat, which is given as tokens.
-    pub async fn ask(&self, tokens: Vec<u32>, options: GenerateOptions) -> Result<Answer, Failure> {
+    pub async fn ask(
+        &self,
+        tokens: Vec<u32>,
+        options: GenerateOptions,
+    ) -> Result<ChatReply, Failure> {
         match self {
             Self::Cluster { client, .. } => {
                 let generating = client.generate(Prompt::Ids(tokens), options).await?;
-                Ok(Answer::Cluster(Box::new(generating)))
+                Ok(ChatReply::Cluster(Box::new(generating)))
             }
             Self::Here(here) => {
                 let (pieces, coming) = mpsc::channel(AHEAD);
@@ -87,7 +91,7 @@ impl Backend {
                     // Who asked may be gone.
                     drop(pieces.blocking_send(done));
                 });
-                Ok(Answer::Here(coming))
+                Ok(ChatReply::Here(coming))
             }
         }
     }
@@ -114,7 +118,7 @@ impl Here {
     }
 }
 
-impl Answer {
+impl ChatReply {
     /// Waits for the next piece.
     ///
     /// # Cancel safety

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_told_from_messages() {
+    fn commands_are_distinguished_from_messages() {
         for (line, said) in [
             ("  \n", Input::Nothing),
             ("/exit\n", Input::Exit),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_bounded_and_end() {
+    fn lines_are_read_to_the_end_and_too_long_lines_are_errors() {
         let mut input = "one\n\ntwo".as_bytes();
         let mut next = || line(&mut input).unwrap();
         assert_eq!([next(), next()], [Some("one\n".to_owned()), Some("\n".to_owned())]);

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_are_absolute_or_relative() {
+    fn redirects_resolve_absolute_and_relative_locations() {
         let from = address("http://hub:8080/prefix")
             .below("/org/name/resolve/main/config.json")
             .expect("an address");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_an_address_of_http() {
+    fn an_endpoint_must_be_an_http_address() {
         for text in ["", "hub", "hub:80", "ftp://hub", "https://", "http://hub:x", "http://a b"] {
             assert!(Address::endpoint(text).is_err(), "{text}");
         }

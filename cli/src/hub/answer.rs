@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_has_a_commit_and_plain_names() {
+    fn a_listing_needs_a_commit_and_drops_unsafe_file_names() {
         let text = br#"{"sha": "c0ffee", "extra": [1], "siblings": [{"rfilename": "config.json", "size": 3},
             {"rfilename": "../x"}, {"rfilename": "/etc/passwd"}, {"rfilename": ".git/config"}]}"#;
         let listing = Listing::parse(text).expect("a listing");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_of_a_closed_alphabet() {
+    fn only_etags_of_safe_characters_become_versions() {
         for (etag, want) in [
             (&b"\"abc-1\""[..], Some("abc-1")),
             (b"W/\"abc\"", Some("abc")),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_read() {
+    fn content_range_headers_parse() {
         let range = |text| ContentRange::parse(text).map(|range| (range.from, range.total));
         assert_eq!(range("bytes 5-9/10"), Some((Some(5), Some(10))));
         assert_eq!(range("bytes 5-9/*"), Some((Some(5), None)));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_to_wait_is_seconds_or_a_date() {
+    fn wait_times_are_read_from_retry_after_and_ratelimit_headers() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
         let seconds = |retry, limit| wait(retry, limit, now).map(|wait| wait.as_secs());
         assert_eq!(seconds(Some("120"), None), Some(120));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_of_one_line() {
+    fn server_messages_become_one_bounded_line() {
         assert_eq!(words(b" Access is\x1b[31m restricted\r\n"), "Access is?[31m restricted");
         assert_eq!(words(&[b'a'; 1000]).len(), MAX_WORDS);
     }

@@ -177,7 +177,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_part_goes_on_and_has_the_digest_of_all_of_it() {
+    fn a_reopened_partial_file_resumes_and_matches_its_digest() {
         for version in DIGESTS {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("x.part");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_seen_and_what_is_too_long_is_forgotten() {
+    fn a_damaged_part_fails_its_digest_and_a_too_long_part_restarts() {
         for version in DIGESTS {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("x.part");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_not_followed() {
+    fn a_symlink_in_place_of_a_partial_file_is_not_followed() {
         let dir = tempfile::tempdir().expect("a directory");
         let (path, other) = (dir.path().join("x.part"), dir.path().join("other"));
         fs::write(&other, "mine").expect("a file");

@@ -5,7 +5,7 @@ use super::{
     answer::{About, Listing},
     error::HubError,
     partial_file::{PIECE_BYTES, PartialFile, tag},
-    web::{Answer, Patience, Web},
+    web::{Patience, Web, WebResponse},
 };
 use std::{
     fs,
@@ -188,7 +188,7 @@ impl Repository {
     }
 
     /// The version and the size that an answer gives of a file. Where it gives no version, the commit stands for it.
-    fn read_about(&self, file: &str, answer: &Answer) -> Result<About, HubError> {
+    fn read_about(&self, file: &str, answer: &WebResponse) -> Result<About, HubError> {
         let wrong = |problem| HubError::Answer { from: answer.from.clone(), problem };
         let size = answer
             .about

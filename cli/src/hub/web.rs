@@ -58,7 +58,7 @@ pub struct Web {
 }
 
 /// The answer to a request, wherever redirects led.
-pub(super) struct Answer {
+pub(super) struct WebResponse {
     /// The server that gave it.
     pub(super) from: Origin,
     pub(super) status: u16,
@@ -129,7 +129,7 @@ impl Web {
         &self,
         path: &str,
         range: Option<(u64, Option<u64>)>,
-    ) -> Result<Answer, HubError> {
+    ) -> Result<WebResponse, HubError> {
         let mut address =
             self.endpoint.below(path).map_err(|problem| HubError::Endpoint { problem })?;
         let mut authorization = self.authorization.as_ref();
@@ -178,7 +178,7 @@ impl Web {
         from: Origin,
         answer: Response<Body>,
         mut about: FileHeaders,
-    ) -> Result<Answer, HubError> {
+    ) -> Result<WebResponse, HubError> {
         let status = answer.status().as_u16();
         let headers = answer.headers();
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -194,7 +194,7 @@ impl Web {
                 _ => range?.total,
             });
             let (body, silence) = (answer.into_body().into_reader(), self.patience.silence);
-            return Ok(Answer { from, status, about, range, length, body, silence });
+            return Ok(WebResponse { from, status, about, range, length, body, silence });
         }
         let words = |name: &str| headers.get(name).map(|value| answer::words(value.as_bytes()));
         let said = words("x-error-message").filter(|words| !words.is_empty());
@@ -220,7 +220,7 @@ impl Web {
     }
 }
 
-impl Answer {
+impl WebResponse {
     /// Reads more of the body; returns 0 at its end.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, HubError> {
         loop {

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_absent_for_every_kind() {
+    fn null_counts_as_absent_for_every_kind_of_field() {
         let map = body(&json!({ "a": null }));
         let field = Object::new(&map).get("a");
         assert_eq!(field.text().unwrap(), None);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_is_named_with_its_place() {
+    fn type_errors_name_the_field_and_the_value() {
         let long = "x".repeat(5000);
         let map = body(&json!({ "a": [{ "b": 5, "c": long, "d": 1.5, "e": [true], "f": -3 }] }));
         let mut list = Object::new(&map).get("a").list("a list").unwrap().unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_of_whole_numbers() {
+    fn numbers_at_the_edges_of_their_range_are_clamped_or_refused() {
         let map =
             body(&json!({ "a": -1, "b": 0, "c": u64::MAX, "d": 1e30, "e": 1.0, "f": i64::MIN }));
         let object = Object::new(&map);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_no_json_is_told_where() {
+    fn a_malformed_json_body_is_refused_with_the_place() {
         for (text, says) in [
             ("", "no body"),
             ("[1]", "must be a JSON object, not the list [1]"),

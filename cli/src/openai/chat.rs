@@ -184,7 +184,7 @@ mod tests {
         r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}}"#;
 
     #[test]
-    fn a_template_says_how_a_chat_is_written() {
+    fn a_chat_is_rendered_with_the_template_of_the_model() {
         let chat =
             chat(&[("tokenizer_config.json", SPECIAL), ("chat_template.jinja", TURNS)]).unwrap();
         let messages = r#"[
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_named() {
+    fn malformed_messages_and_arguments_are_named_in_the_error() {
         let chat = chat(&[("chat_template.jinja", "{{ messages[0].content }}")]).unwrap();
         for (messages, more, says) in [
             ("[7]", "{}", "messages[0] takes an object, and not a number"),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_tool_calls_are_text_or_objects_as_the_template_needs_them() {
+    fn tool_call_arguments_work_as_text_and_as_objects_in_templates() {
         let messages = r#"[{"role": "assistant", "tool_calls": [
             {"type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": \"<é>\"}"}}]}]"#;
         let call = "messages[0].tool_calls[0].function.arguments";
@@ -299,7 +299,7 @@ mod tests {
 
     /// What transformers makes of our own templates, at one moment.
     #[test]
-    fn chats_are_rendered_as_transformers_renders_them() {
+    fn rendered_chats_match_transformers() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/chat");
         let text = |name: &str| fs::read_to_string(directory.join(name)).unwrap();
         let requests: BTreeMap<String, Request> =
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_does_not_end_is_ended() {
+    fn an_endless_template_is_stopped() {
         let endless =
             "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
         let chat = chat(&[("chat_template.jinja", endless)]).unwrap();
@@ -362,7 +362,7 @@ mod tests {
 
     /// Each would take gigabytes, and long.
     #[test]
-    fn a_template_has_no_more_memory_than_its_steps_pay_for() {
+    fn a_template_that_would_take_too_much_memory_is_stopped() {
         let doubled = |start: &str, twice: &str, then: &str| {
             format!(
                 "{{% set n = namespace(a={start}) %}}{{% for _ in range(40) %}}\

@@ -83,7 +83,7 @@ mod tests {
     use galaxy_client::{Ranked, Report};
 
     #[test]
-    fn the_best_come_first_with_their_texts_if_asked_for() {
+    fn top_n_and_return_documents_shape_the_rerank_answer() {
         let read = |more: &str| {
             let body = format!(r#"{{"query": "q", "documents": ["a", {{"text": "b"}}]{more}}}"#);
             RerankRequest::read(body.as_bytes())
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_where() {
+    fn errors_in_rerank_requests_name_the_field() {
         for (body, param) in [
             (r#"{"documents": ["a"]}"#, "query"),
             (r#"{"query": "q"}"#, "documents"),

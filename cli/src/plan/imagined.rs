@@ -1,6 +1,6 @@
 //! Devices and links that do not exist: the file of `galaxy plan --simulate`.
 
-use super::{Case, bytes};
+use super::{PlanQuestion, bytes};
 use crate::{duration, failure::Failure};
 use galaxy_common::{
     CacheType, DeviceName, LinkRate, RateError, Reading, Strategy, WireType,
@@ -38,12 +38,12 @@ struct File {
     lossy: bool,
     #[serde(default)]
     plain: bool,
-    device: Vec<Device>,
+    device: Vec<ImaginedDevice>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Device {
+struct ImaginedDevice {
     name: String,
     /// The number of such devices, whose names are numbered from 1; one without a number if absent.
     count: Option<u32>,
@@ -59,7 +59,7 @@ struct Device {
 }
 
 /// Reads the file of `--simulate`.
-pub(super) fn read(file: &Path) -> Result<Case, Failure> {
+pub(super) fn read(file: &Path) -> Result<PlanQuestion, Failure> {
     let wrong = |what: String| Failure::new(what).at(file.display());
     let text = std::fs::read_to_string(file).map_err(|e| wrong(format!("cannot be read: {e}")))?;
     let parsed: File = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
@@ -67,7 +67,7 @@ pub(super) fn read(file: &Path) -> Result<Case, Failure> {
     case(parsed, base).map_err(wrong)
 }
 
-fn case(file: File, base: &Path) -> Result<Case, String> {
+fn case(file: File, base: &Path) -> Result<PlanQuestion, String> {
     let (spec, formats, model) = model(&file, base)?;
     let max_rows = file.max_rows.unwrap_or(DEFAULT_MAX_ROWS);
     if !(1..=MAX_ROWS).contains(&max_rows) {
@@ -105,7 +105,7 @@ fn case(file: File, base: &Path) -> Result<Case, String> {
         threads: device.threads,
     };
     let shape = "imagined".to_owned();
-    Ok(Case {
+    Ok(PlanQuestion {
         rounded: None,
         offers: devices.iter().map(offer).collect(),
         profile: synthetic::profile(&spec, &shape, formats.most(), &devices),
@@ -157,7 +157,7 @@ fn model(file: &File, base: &Path) -> Result<(ModelSpec, Formats, String), Strin
     }
 }
 
-impl Device {
+impl ImaginedDevice {
     /// The devices that the entry describes: one, or as many as its count says.
     fn each(&self) -> Result<Vec<SyntheticDevice>, String> {
         let of = |key: &str, why: String| format!("device {:?}: {key}: {why}", self.name);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_not_followed_out_of_the_directory() {
+    fn symlinks_out_of_the_directory_are_not_followed() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let file = "1_Pooling/config.json";
         symlink(other.path(), dir.path().join("1_Pooling")).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_a_file_gives_way_to_it() {
+    fn a_symlink_in_place_of_a_file_is_replaced_and_not_followed() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let target = other.path().join("mine");
         fs::write(&target, "mine").unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_remove_nothing_elsewhere() {
+    fn the_version_file_removes_nothing_outside_the_directory() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let target = other.path().join("mine");
         fs::write(&target, "mine").unwrap();

@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_is_told_from_others() {
+    fn loopback_hosts_are_distinguished_from_others() {
         for host in [
             "localhost",
             "localhost:8080",
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_whole_key() {
+    fn an_api_key_matches_only_as_a_whole() {
         assert!(same(b"secret", "secret"));
         for shown in [&b""[..], b"secre", b"secret ", b"Secret", b"secrets"] {
             assert!(!same(shown, "secret"), "{shown:?}");

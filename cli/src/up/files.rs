@@ -6,7 +6,7 @@ use crate::{connection::reachable, failure::Failure, join::name_of_machine};
 use galaxy_common::{Bytes, DeviceName};
 use galaxy_coord::{
     Cluster,
-    cluster::{self, DIRECTORY, Device},
+    cluster::{self, DIRECTORY, DeviceConfig},
     registry::Registry,
 };
 use galaxy_engine::measure::free_memory;
@@ -147,10 +147,10 @@ impl Files {
     }
 
     fn write_device(&self, name: &DeviceName, args: &UpArgs) -> std::io::Result<()> {
-        let free = free_memory().map(Device::granted);
+        let free = free_memory().map(DeviceConfig::granted);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let at = |ip: IpAddr| SocketAddr::new(ip, args.worker_port).to_string();
-        let device = Device {
+        let device = DeviceConfig {
             name: name.clone(),
             address: at(Ipv4Addr::LOCALHOST.into()),
             addresses: local_addresses().into_iter().map(at).collect(),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_made_once_and_follow_the_model() {
+    fn identities_are_kept_and_the_cluster_file_follows_the_arguments() {
         let dir = tempfile::tempdir().unwrap();
         let (home, one, two) =
             (dir.path().join("home"), dir.path().join("one"), dir.path().join("two"));

@@ -55,7 +55,7 @@ fn store(mut script: impl FnMut(Reply) -> Reply + Send + 'static) -> Hub {
 }
 
 #[test]
-fn as_long_as_more_comes_it_goes_on() {
+fn a_download_that_keeps_breaking_off_resumes_to_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let mut stalls = vec![Then::Stalls];
     let hub = store(move |whole| match whole.body.len() {
@@ -73,7 +73,7 @@ fn as_long_as_more_comes_it_goes_on() {
 }
 
 #[test]
-fn where_nothing_comes_it_ends_and_goes_on_later() {
+fn a_download_without_progress_fails_and_resumes_later() {
     let dir = tempfile::tempdir().unwrap();
     let mut answers = 0;
     let hub = store(move |whole| {
@@ -95,7 +95,7 @@ fn where_nothing_comes_it_ends_and_goes_on_later() {
 }
 
 #[test]
-fn other_bytes_than_those_that_were_asked_for_are_not_taken() {
+fn answers_of_another_range_or_length_are_refused() {
     // From elsewhere, of another length, or more than there are.
     for kind in 0..3 {
         let dir = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn other_bytes_than_those_that_were_asked_for_are_not_taken() {
 }
 
 #[test]
-fn a_hub_that_is_not_reached_at_first_is_tried_once_more() {
+fn an_unreachable_hub_is_retried_once() {
     let mut seen = Seen::default();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let web = Web::new(&format!("http://{nobody}"), None, hasty()).unwrap();

@@ -12,7 +12,7 @@ fn at_first(mut times: u32, status: u16, head: &'static str) -> Hub {
 }
 
 #[test]
-fn a_hub_that_asks_to_wait_a_little_is_waited_for() {
+fn a_short_wait_requested_by_the_hub_is_obeyed() {
     for (status, head) in [
         (429, "retry-after: 0\r\n"),
         (503, "retry-after: Sun, 06 Nov 1994 08:49:37 GMT\r\n"),
@@ -26,7 +26,7 @@ fn a_hub_that_asks_to_wait_a_little_is_waited_for() {
 }
 
 #[test]
-fn how_long_a_hub_asks_to_wait_is_said() {
+fn too_long_or_too_many_waits_fail_with_the_requested_wait_time() {
     for (status, head, want) in [
         (429, "retry-after: 3600\r\n", "asks to wait 3600 s (429)"),
         (429, "ratelimit: \"api\";r=0;t=300\r\n", "asks to wait 300 s (429)"),
@@ -43,7 +43,7 @@ fn how_long_a_hub_asks_to_wait_is_said() {
 }
 
 #[test]
-fn a_refusal_says_what_to_do() {
+fn a_refusal_by_the_hub_is_shown_with_a_remedy() {
     for (status, head, want) in [
         (401, "x-error-code: GatedRepo\r\n", &["accept its terms", "HF_TOKEN"][..]),
         (403, "x-error-code: GatedRepo\r\nx-error-message: ask Ann\r\n", &["ask Ann", "terms"]),
@@ -66,7 +66,7 @@ fn a_refusal_says_what_to_do() {
 }
 
 #[test]
-fn nobody_and_nonsense_are_named() {
+fn an_unreachable_or_malformed_endpoint_is_named() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), Hub::new(small()));
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut command = hub.command(dir.path());
@@ -81,7 +81,7 @@ fn nobody_and_nonsense_are_named() {
 }
 
 #[test]
-fn a_proxy_that_is_not_there_is_named() {
+fn an_unreachable_proxy_is_named_and_no_proxy_bypasses_it() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), Hub::new(small()));
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let with = |exception: &str| {
@@ -96,7 +96,7 @@ fn a_proxy_that_is_not_there_is_named() {
 }
 
 #[test]
-fn other_bytes_than_the_digest_says_are_asked_for_once_more() {
+fn a_file_with_a_wrong_digest_is_downloaded_once_more() {
     for times in [1, 2] {
         let (dir, mut left) = (tempfile::tempdir().unwrap(), times);
         let hub = Hub::scripted(small(), move |request, files, _| {
@@ -118,7 +118,7 @@ fn other_bytes_than_the_digest_says_are_asked_for_once_more() {
 }
 
 #[test]
-fn a_small_file_has_the_digest_of_git_or_its_own() {
+fn a_small_file_must_match_its_git_or_sha1_digest() {
     for (plain, right) in [(false, true), (true, true), (false, false)] {
         let dir = tempfile::tempdir().unwrap();
         let hub = Hub::scripted(small(), move |request, files, _| {
@@ -144,7 +144,7 @@ fn a_small_file_has_the_digest_of_git_or_its_own() {
 }
 
 #[test]
-fn a_mirror_without_ranges_and_tags_serves() {
+fn a_mirror_without_ranges_and_etags_works() {
     let (dir, mut left) = (tempfile::tempdir().unwrap(), 1);
     let to = dir.path().join("model");
     let hub = Hub::scripted(files(), move |request, files, _| {
@@ -161,7 +161,7 @@ fn a_mirror_without_ranges_and_tags_serves() {
 }
 
 #[test]
-fn a_file_without_a_byte_comes() {
+fn an_empty_file_is_pulled() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), Hub::new(small()));
     hub.state().files.insert("added_tokens.json".to_owned(), Vec::new());
     assert_eq!(hub.pull(dir.path()).len(), 3);

@@ -38,7 +38,7 @@ const TAGS: [&str; 6] = [
 ];
 
 #[test]
-fn a_tag_becomes_no_path() {
+fn a_hostile_etag_is_never_used_as_a_path() {
     for tag in TAGS {
         let (dir, to) = place();
         let hub = Hub::scripted(small(), move |request, files, _| {
@@ -54,7 +54,7 @@ fn a_tag_becomes_no_path() {
 }
 
 #[test]
-fn names_that_lead_out_are_not_even_asked_for() {
+fn file_names_outside_the_directory_are_never_pulled() {
     let (dir, to) = place();
     let hub = Hub::new(small());
     let names = [
@@ -81,7 +81,7 @@ fn names_that_lead_out_are_not_even_asked_for() {
 }
 
 #[test]
-fn files_that_name_files_elsewhere_are_refused() {
+fn index_and_module_files_with_outside_paths_are_refused() {
     let modules = |path: &str| serde_json::json!([{ "path": path }]).to_string();
     let index = |shard: &str| serde_json::json!({ "weight_map": { "a": shard } }).to_string();
     let cases = [
@@ -108,7 +108,7 @@ fn files_that_name_files_elsewhere_are_refused() {
 }
 
 #[test]
-fn a_listing_that_is_none_is_refused() {
+fn a_malformed_listing_is_refused() {
     let listing = |sha: &str| serde_json::json!({ "sha": sha, "siblings": [] }).to_string();
     let long = format!("{{\"sha\": \"{}\"", "a".repeat(17 << 20));
     for (text, want) in [
@@ -140,7 +140,7 @@ fn a_listing_of_too_many_files_is_refused() {
 }
 
 #[test]
-fn lengths_without_bound_are_only_words() {
+fn file_lengths_that_overflow_do_not_crash_the_pull() {
     let (_dir, to) = place();
     let mut files = small();
     let index = serde_json::json!({ "weight_map": { "a": "a.safetensors", "b": "b.safetensors" } });
@@ -163,7 +163,7 @@ fn lengths_without_bound_are_only_words() {
 }
 
 #[test]
-fn a_config_that_is_as_long_as_weights_is_refused() {
+fn an_oversized_config_file_is_refused() {
     let (_dir, to) = place();
     let hub = Hub::scripted(small(), |request, files, _| {
         let head = "x-linked-size: 1000000000000000\r\n";
@@ -175,7 +175,7 @@ fn a_config_that_is_as_long_as_weights_is_refused() {
 }
 
 #[test]
-fn words_of_a_hub_are_of_one_line() {
+fn error_messages_of_the_hub_are_escaped_and_shortened() {
     let (_dir, to) = place();
     let hub = Hub::scripted(small(), |_, _, _| {
         let words = format!("x-error-message: no\u{1b}[2J {}\r\n", "a".repeat(5000));

@@ -15,7 +15,7 @@ use std::{
 pub type Files = BTreeMap<String, Vec<u8>>;
 
 /// What a Hub has, and what it was asked for.
-pub struct State {
+pub struct HubState {
     pub commit: String,
     pub files: Files,
     pub asked: Vec<Request>,
@@ -118,7 +118,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 /// A Hub with one model, org/name.
 pub struct Hub {
     pub endpoint: String,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<HubState>>,
 }
 
 impl Hub {
@@ -172,15 +172,15 @@ impl Hub {
         (hub, certificate.pem())
     }
 
-    fn state_of(files: Files) -> Arc<Mutex<State>> {
+    fn state_of(files: Files) -> Arc<Mutex<HubState>> {
         let commit = "c0ffee".to_owned();
-        Arc::new(Mutex::new(State { commit, files, asked: Vec::new(), script: None }))
+        Arc::new(Mutex::new(HubState { commit, files, asked: Vec::new(), script: None }))
     }
 
     fn serve<S: Read + Write>(
         listener: TcpListener,
         endpoint: String,
-        state: Arc<Mutex<State>>,
+        state: Arc<Mutex<HubState>>,
         open: impl Fn(TcpStream) -> std::io::Result<S> + Send + Sync + 'static,
     ) -> Self {
         let (of, at, open) = (state.clone(), endpoint.clone(), Arc::new(open));
@@ -194,7 +194,7 @@ impl Hub {
         Self { endpoint, state }
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, HubState> {
         self.state.lock().unwrap()
     }
 
@@ -272,14 +272,14 @@ pub fn refused(mut command: Command) -> String {
 fn answer(
     stream: std::io::Result<impl Read + Write>,
     endpoint: &str,
-    state: &Mutex<State>,
+    state: &Mutex<HubState>,
 ) -> std::io::Result<()> {
     let mut stream = stream?;
     let request = read(&mut stream)?;
     let reply = {
         let mut state = state.lock().unwrap();
         state.asked.push(request.clone());
-        let State { script, files, .. } = &mut *state;
+        let HubState { script, files, .. } = &mut *state;
         let other = script.as_mut().and_then(|script| script(&request, files, endpoint));
         other.unwrap_or_else(|| usual(&request, endpoint, &state))
     };
@@ -311,8 +311,8 @@ fn read(stream: &mut impl Read) -> std::io::Result<Request> {
 }
 
 /// The answer of a Hub without a script.
-fn usual(request: &Request, endpoint: &str, state: &State) -> Reply {
-    let State { commit, files, .. } = state;
+fn usual(request: &Request, endpoint: &str, state: &HubState) -> Reply {
+    let HubState { commit, files, .. } = state;
     if let Some(revision) = request.path.strip_prefix("/api/models/org/name/revision/") {
         assert_eq!(revision, "main");
         let names: Vec<_> =

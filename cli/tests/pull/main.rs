@@ -21,7 +21,7 @@ fn halting(then: Then) -> Hub {
 }
 
 #[test]
-fn a_model_comes_with_all_that_belongs_to_it_and_goes_on_where_it_broke_off() {
+fn a_complete_model_is_pulled_and_a_broken_download_resumes() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), halting(Then::HangsUp));
     let to = dir.path().join("model");
     let all = hub.state().files.len() - LEFT.len();
@@ -34,7 +34,7 @@ fn a_model_comes_with_all_that_belongs_to_it_and_goes_on_where_it_broke_off() {
 }
 
 #[test]
-fn what_has_changed_is_brought_again_and_nothing_else() {
+fn only_changed_files_are_pulled_again_and_own_files_are_kept() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), Hub::new(files()));
     let to = dir.path().join("model");
     // Somebody has a file of their own.
@@ -76,7 +76,7 @@ fn killed(hub: &Hub, to: &Path) {
 }
 
 #[test]
-fn a_pull_that_was_killed_goes_on() {
+fn a_killed_pull_resumes() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), halting(Then::Stalls));
     let to = dir.path().join("model");
     killed(&hub, &to);
@@ -89,7 +89,7 @@ fn a_pull_that_was_killed_goes_on() {
 }
 
 #[test]
-fn a_part_of_another_version_is_not_gone_on_with() {
+fn a_partial_file_of_another_version_is_not_resumed() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), halting(Then::Stalls));
     let to = dir.path().join("model");
     killed(&hub, &to);
@@ -99,7 +99,7 @@ fn a_part_of_another_version_is_not_gone_on_with() {
 }
 
 #[test]
-fn a_part_that_was_damaged_comes_anew() {
+fn a_damaged_partial_file_is_downloaded_again() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), halting(Then::Stalls));
     let to = dir.path().join("model");
     killed(&hub, &to);
@@ -116,7 +116,7 @@ fn a_part_that_was_damaged_comes_anew() {
 }
 
 #[test]
-fn shards_are_those_that_the_index_names() {
+fn only_weight_files_of_the_index_are_pulled() {
     let dir = tempfile::tempdir().unwrap();
     let index = serde_json::json!({ "weight_map": { "a": "model-1.safetensors" } }).to_string();
     let mut files = small();
@@ -134,7 +134,7 @@ fn shards_are_those_that_the_index_names() {
 }
 
 #[test]
-fn an_old_layout_comes_whole() {
+fn a_model_of_the_old_module_layout_is_pulled_completely() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = Files::new();
     for (name, bytes) in small() {
@@ -149,7 +149,7 @@ fn an_old_layout_comes_whole() {
 }
 
 #[test]
-fn what_is_no_model_is_refused_by_what_it_is() {
+fn repositories_without_a_supported_model_are_refused_with_a_reason() {
     let named = |names: &[&str]| {
         let files = names.iter().map(|name| ((*name).to_owned(), b"{}".to_vec()));
         Hub::new(files.collect())
@@ -183,7 +183,7 @@ fn a_module_whose_weights_are_of_another_format_is_refused() {
 }
 
 #[test]
-fn a_model_without_a_tokenizer_comes_with_a_note() {
+fn a_model_without_a_tokenizer_is_pulled_with_a_note() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), Hub::new(files()));
     hub.state().files.remove("tokenizer.json");
     let (pulled, _) = hub::came(hub.command(dir.path()));

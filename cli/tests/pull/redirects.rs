@@ -26,7 +26,7 @@ fn mirror(files: Files, status: u16, location: &'static str) -> Hub {
 }
 
 #[test]
-fn a_mirror_may_send_us_anywhere_before_it_says_what_a_file_is() {
+fn redirects_before_the_file_metadata_are_followed() {
     let ways = [
         (302, "/other/"),
         (307, "/second/org/name/"),
@@ -45,7 +45,7 @@ fn a_mirror_may_send_us_anywhere_before_it_says_what_a_file_is() {
 }
 
 #[test]
-fn a_model_that_was_renamed_comes() {
+fn a_renamed_model_is_pulled() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::scripted(small(), |request, _, _| {
         let renamed = request.path.contains("/org/old/").then_some(&request.path)?;
@@ -62,7 +62,7 @@ fn told(asked: &[Request]) -> Vec<bool> {
 }
 
 #[test]
-fn the_token_is_for_the_endpoint_alone() {
+fn the_token_is_sent_only_to_the_endpoint() {
     let dir = tempfile::tempdir().unwrap();
     let store = Hub::new(small());
     let at = store.endpoint.clone();
@@ -94,7 +94,7 @@ fn the_token_is_for_the_endpoint_alone() {
 }
 
 #[test]
-fn the_token_that_a_login_has_kept_is_used() {
+fn the_stored_login_token_is_used() {
     let (dir, hub) = (tempfile::tempdir().unwrap(), Hub::new(small()));
     fs::write(dir.path().join("token"), "hf_secret\n").unwrap();
     let mut command = hub.command(&dir.path().join("model"));
@@ -115,7 +115,7 @@ fn a_token_with_a_line_break_in_it_is_refused_and_not_shown() {
 }
 
 #[test]
-fn redirects_come_to_an_end() {
+fn too_many_or_unsafe_redirects_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::scripted(small(), |request, _, _| {
         request.file()?;
@@ -137,7 +137,7 @@ fn redirects_come_to_an_end() {
 }
 
 #[test]
-fn an_authority_of_ones_own_is_trusted_when_it_is_named() {
+fn a_custom_certificate_authority_is_trusted_when_named() {
     let (dir, (hub, certificate)) = (tempfile::tempdir().unwrap(), Hub::secure(small()));
     let to = dir.path().join("model");
     let (own, others) = (dir.path().join("own.pem"), dir.path().join("others.pem"));
@@ -160,7 +160,7 @@ fn an_authority_of_ones_own_is_trusted_when_it_is_named() {
 }
 
 #[test]
-fn from_https_nothing_leads_to_http() {
+fn redirects_from_https_to_http_are_refused() {
     let (dir, (hub, certificate)) = (tempfile::tempdir().unwrap(), Hub::secure(small()));
     let own = dir.path().join("own.pem");
     fs::write(&own, certificate).unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn only_a_part_of_several_is_named() {
+fn an_error_names_its_part_only_if_there_are_several() {
     let error = || ClientError::Malformed { what: String::new() };
     assert!(matches!(in_part(error(), &(0..5), 5), ClientError::Malformed { .. }));
     assert!(matches!(

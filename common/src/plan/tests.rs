@@ -13,7 +13,7 @@ fn apportion_is_exact_and_proportional() {
 }
 
 #[test]
-fn bounds_are_within_what_a_program_and_a_model_may_have() {
+fn plans_with_invalid_rows_or_blocks_are_refused() {
     let part = Assignment {
         blocks: vec![BlockAssignment {
             layers: Span::first(1),
@@ -68,7 +68,7 @@ fn bounds_are_within_what_a_program_and_a_model_may_have() {
 }
 
 #[test]
-fn names_round_trip() {
+fn strategy_names_parse_back() {
     for s in Strategy::ALL {
         assert_eq!(s.to_string().parse(), Ok(s));
     }

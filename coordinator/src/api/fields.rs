@@ -37,7 +37,7 @@ pub fn shape(path: &str) -> Shape {
 #[derive(Debug)]
 pub struct Fields {
     shape: Shape,
-    state: State,
+    state: FieldState,
     /// Bytes that are left of the message inside; none while no such message is being read.
     inside: Option<u64>,
     /// Texts, lists and messages so far.
@@ -47,7 +47,7 @@ pub struct Fields {
 }
 
 #[derive(Debug)]
-enum State {
+enum FieldState {
     /// A number is being read; `what` says what it stands for.
     Number { value: u64, shift: u32, what: What },
     /// So many bytes are to be skipped.
@@ -63,7 +63,7 @@ enum What {
     Length(u64),
 }
 
-const TAG: State = State::Number { value: 0, shift: 0, what: What::Tag };
+const TAG: FieldState = FieldState::Number { value: 0, shift: 0, what: What::Tag };
 
 impl Fields {
     /// A scan of a message of this shape, of which nothing was read yet.
@@ -85,14 +85,14 @@ impl Fields {
     pub fn read(&mut self, mut bytes: &[u8]) {
         while let Some((first, rest)) = bytes.split_first() {
             let taken = match self.state {
-                State::Lost => return,
-                State::Skip(left) => {
+                FieldState::Lost => return,
+                FieldState::Skip(left) => {
                     let taken = left.min(bytes.len() as u64);
-                    self.state = if taken == left { TAG } else { State::Skip(left - taken) };
+                    self.state = if taken == left { TAG } else { FieldState::Skip(left - taken) };
                     bytes = &bytes[taken as usize..];
                     taken
                 }
-                State::Number { value, shift, what } => {
+                FieldState::Number { value, shift, what } => {
                     bytes = rest;
                     self.digit(*first, value, shift, what);
                     1
@@ -115,8 +115,8 @@ impl Fields {
         let value = value | (u64::from(byte & 0x7f)).checked_shl(shift).unwrap_or(0);
         if byte & 0x80 != 0 {
             self.state = match shift {
-                0..63 => State::Number { value, shift: shift + 7, what },
-                _ => State::Lost,
+                0..63 => FieldState::Number { value, shift: shift + 7, what },
+                _ => FieldState::Lost,
             };
             return;
         }
@@ -132,17 +132,17 @@ impl Fields {
         };
     }
 
-    fn tag(&self, field: u64, kind: u64) -> State {
+    fn tag(&self, field: u64, kind: u64) -> FieldState {
         match kind {
-            0 => State::Number { value: 0, shift: 0, what: What::Value(field) },
-            1 => State::Skip(8),
-            2 => State::Number { value: 0, shift: 0, what: What::Length(field) },
-            5 => State::Skip(4),
-            _ => State::Lost,
+            0 => FieldState::Number { value: 0, shift: 0, what: What::Value(field) },
+            1 => FieldState::Skip(8),
+            2 => FieldState::Number { value: 0, shift: 0, what: What::Length(field) },
+            5 => FieldState::Skip(4),
+            _ => FieldState::Lost,
         }
     }
 
-    fn length(&mut self, field: u64, length: u64) -> State {
+    fn length(&mut self, field: u64, length: u64) -> FieldState {
         self.count += 1;
         self.extra = self.extra.saturating_add(FIELD);
         if self.numbers(field) {
@@ -156,7 +156,7 @@ impl Fields {
             self.inside = Some(length + 1);
             return TAG;
         }
-        State::Skip(length)
+        FieldState::Skip(length)
     }
 
     fn went_on(&mut self, bytes: u64) {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_on_the_wire_is_seen() {
+    fn fields_larger_in_memory_than_on_the_wire_are_counted() {
         // 16 MiB of empty lists took 606 MB.
         let empty = [0x1a, 0].repeat(100_000);
         assert_eq!(read("/galaxy.v1.Galaxy/Embed", &empty, 1000).0, 100_000);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_no_larger_than_it_is() {
+    fn a_text_adds_only_its_overhead_to_its_size_on_the_wire() {
         let texts = vec!["x".repeat(5000); 10];
         let request = v1::EmbedRequest { texts, ..Default::default() };
         assert_eq!(read("/galaxy.v1.Galaxy/Embed", &request.encode_to_vec(), 999), (10, 640));
@@ -212,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_in_any_parts(
+        fn any_bytes_give_the_same_counts_in_any_chunks(
             bytes in proptest::collection::vec(any::<u8>(), 0..300),
             step in 1_usize..20,
         ) {
@@ -222,7 +222,7 @@ mod tests {
         }
 
         #[test]
-        fn as_many_as_there_are(
+        fn the_field_count_of_an_embed_request_is_exact(
             ids in proptest::collection::vec(proptest::collection::vec(any::<u32>(), 1..9), 0..20),
             texts in proptest::collection::vec(".{0,20}", 0..20),
             step in 1_usize..20,

@@ -11,7 +11,7 @@ fn header(text: &str) -> Result<Option<Duration>, Status> {
 }
 
 #[test]
-fn timeouts_of_callers_are_read() {
+fn grpc_timeouts_of_callers_are_parsed() {
     assert_eq!(timeout(&MetadataMap::new()).unwrap(), None);
     assert_eq!(header("200m").unwrap(), Some(Duration::from_millis(200)));
     assert_eq!(header("99999999H").unwrap(), Some(Duration::from_secs(99_999_999 * 3600)));
@@ -21,7 +21,7 @@ fn timeouts_of_callers_are_read() {
 }
 
 #[tokio::test]
-async fn results_that_nobody_takes_are_given_up() {
+async fn results_that_a_client_does_not_read_are_dropped() {
     let memory = ClientMemory::new(Bytes(PIECE as u64 * 4));
     let held = memory.caller(None);
     held.grow(PIECE as u64 * 4).unwrap();
@@ -35,7 +35,7 @@ async fn results_that_nobody_takes_are_given_up() {
 }
 
 #[test]
-fn a_later_stage_shows_what_it_holds() {
+fn the_status_of_a_later_pipeline_stage_has_its_heads_and_columns() {
     let nothing =
         BlockAssignment { layers: Span::new(0, 2), heads: Span::empty(), columns: Span::empty() };
     let all = BlockAssignment {
@@ -58,7 +58,7 @@ fn a_later_stage_shows_what_it_holds() {
 }
 
 #[test]
-fn one_prompt_at_a_time() {
+fn an_embed_request_with_a_prompt_and_a_prompt_name_is_refused() {
     let mut request = v1::EmbedRequest { prompt: Some("p".into()), ..Default::default() };
     assert_eq!(embed(request.clone()).unwrap().prefix, Some(Prefix::Text("p".into())));
     request.prompt_name = Some("query".into());
@@ -71,7 +71,7 @@ fn one_prompt_at_a_time() {
 }
 
 #[test]
-fn one_output_at_a_time() {
+fn a_run_request_with_two_kinds_of_output_is_refused() {
     let mut request = v1::RunRequest { sequences: vec![], output: 0, pooled: true };
     assert_eq!(output(&request).unwrap(), RunOutput::Sentence);
     request.output = v1::Wanted::Hidden.into();

@@ -30,7 +30,7 @@ const MORE: usize = 8;
 
 /// A device, as the cluster file describes it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Device {
+pub struct DeviceConfig {
     /// Its name, as in its certificate.
     pub name: DeviceName,
     /// The address of its worker, as `host:port`.
@@ -46,7 +46,7 @@ pub struct Device {
     pub share: Option<f64>,
 }
 
-impl Device {
+impl DeviceConfig {
     /// The address by which `other` reaches this device: not loopback, unless both are on the coordinator's machine.
     pub fn address_for(&self, other: &Self) -> &str {
         let far = self.addresses.iter().find(|address| !is_loopback(address));
@@ -121,10 +121,10 @@ impl Device {
 }
 
 /// Reads the devices from the tables of a cluster file.
-pub(super) fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterError> {
-    let mut devices: Vec<Device> = Vec::with_capacity(sections.len());
+pub(super) fn devices(sections: &[Section<'_>]) -> Result<Vec<DeviceConfig>, ClusterError> {
+    let mut devices: Vec<DeviceConfig> = Vec::with_capacity(sections.len());
     for section in sections {
-        let device = Device::read(section)?;
+        let device = DeviceConfig::read(section)?;
         if let Some(i) = devices.iter().position(|d| d.name == device.name) {
             let first = sections[i].place("name").line;
             let name = device.name;
@@ -142,7 +142,8 @@ pub(super) fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterEr
     }
     // Devices dial each other by these addresses. All on one machine is fine.
     let elsewhere = devices.iter().find(|d| !is_loopback(&d.address));
-    let near = |d: &Device| is_loopback(&d.address) && d.addresses.iter().all(|a| is_loopback(a));
+    let near =
+        |d: &DeviceConfig| is_loopback(&d.address) && d.addresses.iter().all(|a| is_loopback(a));
     let here = devices.iter().position(near);
     if let (Some(other), Some(i)) = (elsewhere, here) {
         return Err(ClusterError::Loopback {
@@ -157,7 +158,7 @@ pub(super) fn devices(sections: &[Section<'_>]) -> Result<Vec<Device>, ClusterEr
 
 /// The devices that joined, sorted by name. Two may have the same address: one of them is elsewhere now, and will say
 /// so.
-pub(super) fn of_directory(directory: &Path) -> Result<Vec<Device>, ClusterError> {
+pub(super) fn of_directory(directory: &Path) -> Result<Vec<DeviceConfig>, ClusterError> {
     let unreadable =
         |e: io::Error| ClusterError::Read { path: directory.to_owned(), why: e.to_string() };
     let entries = match fs::read_dir(directory) {
@@ -182,13 +183,13 @@ pub(super) fn of_directory(directory: &Path) -> Result<Vec<Device>, ClusterError
     paths.into_iter().map(device).collect()
 }
 
-fn of_file(text: &str, path: &Path) -> Result<Device, ClusterError> {
+fn of_file(text: &str, path: &Path) -> Result<DeviceConfig, ClusterError> {
     let document = DeTable::parse(text).map_err(|e| ClusterError::Syntax {
         line: e.span().map_or(1, |s| line_of(text, s.start)),
         why: e.message().to_owned(),
     })?;
     let section = Section::new(text, "device".to_owned(), 1, document.get_ref(), (KEYS, &[]))?;
-    let device = Device::read(&section)?;
+    let device = DeviceConfig::read(&section)?;
     if path.file_stem().is_some_and(|stem| stem != device.name.as_str()) {
         let why = "the file of a device has its name".to_owned();
         return Err(ClusterError::Value { at: section.place("name"), why });
@@ -200,7 +201,7 @@ fn of_file(text: &str, path: &Path) -> Result<Device, ClusterError> {
 ///
 /// # Errors
 /// When the directory cannot be created, or the file cannot be written.
-pub fn write(directory: &Path, device: &Device) -> io::Result<()> {
+pub fn write(directory: &Path, device: &DeviceConfig) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     replace(&directory.join(format!("{}.toml", device.name)), device.text().as_bytes(), PUBLIC)
 }
@@ -245,8 +246,8 @@ fn same_address(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn device(name: &str, address: &str, addresses: &[&str]) -> Device {
-        Device {
+    fn device(name: &str, address: &str, addresses: &[&str]) -> DeviceConfig {
+        DeviceConfig {
             name: DeviceName::new(name).unwrap(),
             address: address.to_owned(),
             addresses: addresses.iter().map(|&address| address.to_owned()).collect(),
@@ -257,19 +258,22 @@ mod tests {
     }
 
     #[test]
-    fn loopback_has_one_name() {
+    fn localhost_and_127_0_0_1_are_the_same_address() {
         assert!(same_address("localhost:7100", "127.0.0.1:7100"));
         assert!(!same_address("localhost:7100", "127.0.0.1:7101"));
     }
 
     #[test]
-    fn devices_that_joined_are_read_as_they_were_written() {
+    fn files_of_joined_devices_are_read_back_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join(DIRECTORY);
         assert_eq!(of_directory(&directory), Ok(Vec::new()));
         let one = device("pi-1", "192.168.1.20:7100", &["[fd00::20]:7100"]);
-        let two =
-            Device { threads: None, share: Some(2.0), ..device("pi-2", "[fd00::21]:7100", &[]) };
+        let two = DeviceConfig {
+            threads: None,
+            share: Some(2.0),
+            ..device("pi-2", "[fd00::21]:7100", &[])
+        };
         for device in [&two, &one] {
             write(&directory, device).unwrap();
         }
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_elsewhere_do_not_dial_loopback() {
+    fn devices_on_other_machines_do_not_dial_loopback_addresses() {
         let here = device("nuc", "127.0.0.1:7100", &["127.0.0.1:7101", "192.168.1.10:7100"]);
         let other_here = device("twin", "127.0.0.1:7102", &[]);
         let far = device("pi-1", "192.168.1.20:7100", &[]);

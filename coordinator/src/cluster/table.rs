@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_words_are_suggested_and_far_ones_are_not() {
+    fn similar_keys_are_suggested_and_others_are_not() {
         let known = &["strategy", "tiles", "wire"];
         assert_eq!(closest("stratgy", known), Some("strategy"));
         assert_eq!(closest("tile", known), Some("tiles"));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_have_a_known_unit_and_a_positive_value() {
         assert_eq!(parse_duration("200ms"), Some(Duration::from_millis(200)));
         assert_eq!(parse_duration("1.5 s"), Some(Duration::from_millis(1500)));
         for bad in ["", "60", "0s", "1e-99s", "-1s", "nans", "2h"] {

@@ -30,7 +30,7 @@ fn with(from: &str, to: &str) -> Result<Cluster, ClusterError> {
 }
 
 #[test]
-fn a_good_file_is_read() {
+fn a_valid_cluster_file_is_parsed() {
     let cluster = with("tiles = 4", "tiles = 4\ntimeout = \"2s\"\nqueue = 7").unwrap();
     assert_eq!(cluster.model, Path::new("/etc/galaxy/models/m"));
     assert_eq!(cluster.identity, Path::new("/etc/galaxy/keys/coordinator"));
@@ -44,7 +44,7 @@ fn a_good_file_is_read() {
 }
 
 #[test]
-fn weights_are_rounded_where_the_file_says_so() {
+fn the_weights_format_of_the_file_sets_the_quantisation() {
     let cluster = with("tiles = 4", "weights_format = \"q6\"").unwrap();
     assert_eq!(cluster.weights_format, Some(Quantisation::Q6));
     let refused = with("tiles = 4", "weights_format = \"q5\"").unwrap_err().to_string();
@@ -52,7 +52,7 @@ fn weights_are_rounded_where_the_file_says_so() {
 }
 
 #[test]
-fn without_shares_profiles_decide_and_auto_is_the_strategy() {
+fn without_shares_the_split_is_by_profiles_with_strategy_auto() {
     let text = GOOD.replace("share = 2.0\n", "");
     let parse = |text: &str| Cluster::parse(text, Path::new("/etc/galaxy"));
     let cluster = parse(&text.replace("strategy = \"galaxy\"\n", "")).unwrap();
@@ -74,7 +74,7 @@ fn without_shares_profiles_decide_and_auto_is_the_strategy() {
 }
 
 #[test]
-fn what_loses_digits_is_said_by_name() {
+fn activations_are_a16_unless_the_file_names_another_format() {
     let of = |more: &str| with("tiles = 4", more);
     assert_eq!(of("").unwrap().activations, Activations::A16);
     assert_eq!(of("activations = \"a8\"").unwrap().activations, Activations::A8);
@@ -84,7 +84,7 @@ fn what_loses_digits_is_said_by_name() {
 }
 
 #[test]
-fn links_are_of_one_type_or_of_the_better_one() {
+fn the_link_key_sets_which_link_types_are_allowed() {
     use LinkType::{Plain, Quic, Tls};
     let links = |more: &str| with("tiles = 4", more).unwrap().links();
     assert_eq!(links("link = \"tls\""), [Tls]);
@@ -174,7 +174,7 @@ fn a_cluster_on_one_machine_may_use_loopback() {
 }
 
 #[test]
-fn no_devices_is_no_cluster() {
+fn a_cluster_file_with_no_devices_or_too_many_is_refused() {
     let error = Cluster::parse("[cluster]\nmodel = \"m\"\nidentity = \"k\"\n", Path::new("."))
         .expect_err("none");
     assert_eq!(error, ClusterError::Devices { devices: 0 });
@@ -198,7 +198,7 @@ fn documented(heading: &str) -> Vec<(&'static str, &'static str)> {
 }
 
 #[test]
-fn the_page_has_every_key_and_no_other() {
+fn the_docs_list_every_key_of_a_cluster_file_and_no_other() {
     for (heading, known) in
         [("Keys of `[cluster]`", CLUSTER_KEYS), ("Keys of `[[device]]`", devices::KEYS)]
     {
@@ -211,7 +211,7 @@ fn the_page_has_every_key_and_no_other() {
 }
 
 #[test]
-fn the_page_has_the_defaults() {
+fn the_docs_give_the_true_defaults_of_a_cluster_file() {
     const DEVICE: &str = "[[device]]\nname = \"a\"\naddress = \"10.0.0.1:7\"\nmemory = \"1GB\"\n";
     let parse = |more: &str, of_device: &str| {
         let text =
@@ -235,7 +235,7 @@ fn the_page_has_the_defaults() {
 }
 
 #[test]
-fn a_former_name_of_a_key_is_taken_with_a_warning() {
+fn a_former_key_name_is_accepted_with_a_warning() {
     let good = with("tiles = 4", "tiles = 4\ncache_rows = 64\ncache = \"f16\"").unwrap();
     assert_eq!((good.kv_cache_tokens, good.kv_cache_format), (Some(64), CacheType::F16));
     let [format, tokens] = &good.warnings[..] else { panic!("{:?}", good.warnings) };

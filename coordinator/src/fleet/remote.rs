@@ -16,7 +16,7 @@ use super::{
     BoxFuture, DeviceView, Dispatches, Fleet, FleetStatus, Readiness, Run, Task, Timeline,
 };
 use crate::{
-    cluster::{Cluster, Device},
+    cluster::{Cluster, DeviceConfig},
     drift::{Change, Sample},
     error::RequestError,
     membership::{Event, Index, Now},
@@ -56,7 +56,7 @@ enum Message {
     /// The look for a better plan than `present`, with changed curves, has ended.
     Looked { change: Change, present: Arc<Placement>, verdict: planning::Verdict },
     /// The devices of the cluster are these now; the list of removed members goes to all of them.
-    Devices(Vec<Device>),
+    Devices(Vec<DeviceConfig>),
     /// Nothing runs while the guard lives.
     Quiet(OwnedRwLockWriteGuard<()>),
 }
@@ -120,7 +120,7 @@ impl Shared {
         self.cluster.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
     /// The device of the cluster with this index.
-    fn device(&self, index: Index) -> Device {
+    fn device(&self, index: Index) -> DeviceConfig {
         self.cluster().devices[index].clone()
     }
 }
@@ -192,7 +192,7 @@ impl RemoteFleet {
 
     /// Takes over the devices that the cluster has now. New ones are connected, measured and planned with; missing ones
     /// are let go of; the list of removed members goes to all.
-    pub async fn update(&self, devices: Vec<Device>) {
+    pub async fn update(&self, devices: Vec<DeviceConfig>) {
         self.shared.send(Message::Devices(devices)).await;
     }
 }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_are_believed_by_the_clock() {
+    fn reported_epochs_are_believed_only_within_a_bound_of_the_clock() {
         let of = |start| believed(start, Duration::from_secs(60));
         let now = 1_800_000_000;
         assert!(of(Epoch::starting(now)) >= Epoch::starting(now + 365 * 24 * 3600));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Device {
+enum SimulatedDevice {
     /// Answers every ping after this time.
     Answers(Duration),
     /// Takes connections down with it: every call fails at once.
@@ -14,7 +14,7 @@ enum Device {
 
 struct World {
     membership: Membership,
-    devices: Vec<Device>,
+    devices: Vec<SimulatedDevice>,
     epochs: Vec<Epoch>,
     /// The devices that the plan gives a part, or why there is no plan.
     plan: Result<Vec<Index>, &'static str>,
@@ -25,7 +25,7 @@ struct World {
 
 /// How long a plan takes.
 const PLANNING: Duration = Duration::from_millis(1);
-const FAST: Device = Device::Answers(Duration::from_millis(2));
+const FAST: SimulatedDevice = SimulatedDevice::Answers(Duration::from_millis(2));
 
 impl World {
     fn new(devices: usize) -> Self {
@@ -71,7 +71,7 @@ impl World {
                 (device, Event::Pong { device, attempt, asked: now, epoch })
             }
             Action::Place { device, epoch } => {
-                if let Device::Answers(_) = self.devices[device] {
+                if let SimulatedDevice::Answers(_) = self.devices[device] {
                     self.epochs[device] = epoch;
                 }
                 (device, Event::Placed { device, epoch })
@@ -79,9 +79,9 @@ impl World {
             _ => return,
         };
         match self.devices[device] {
-            Device::Answers(after) => self.due.push((now + after, event)),
-            Device::Frozen => {}
-            Device::Killed => {
+            SimulatedDevice::Answers(after) => self.due.push((now + after, event)),
+            SimulatedDevice::Frozen => {}
+            SimulatedDevice::Killed => {
                 let attempt = self.membership.members[device].attempt;
                 let reason = "connection refused".to_owned();
                 let at = now + Duration::from_millis(1);
@@ -117,7 +117,7 @@ fn seconds(s: f64) -> Duration {
 }
 
 #[test]
-fn all_answer_and_the_cluster_is_ready() {
+fn when_all_devices_answer_the_cluster_is_ready() {
     let mut world = World::new(3);
     world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
@@ -131,7 +131,7 @@ fn a_frozen_device_is_lost_within_three_seconds_of_silence() {
     let mut world = World::new(3);
     world.run(seconds(1.234));
     let frozen = world.now;
-    world.devices[1] = Device::Frozen;
+    world.devices[1] = SimulatedDevice::Frozen;
     world.run(seconds(6.0));
     let fail = |a: &Action| matches!(a, Action::Fail { epoch: Epoch(101), device: 1, .. });
     let at = world.first(frozen, fail).expect("a loss");
@@ -150,7 +150,7 @@ fn a_killed_device_is_lost_at_once_and_comes_back_with_a_new_epoch() {
     let mut world = World::new(2);
     world.run(seconds(1.0));
     let killed = world.now;
-    world.devices[0] = Device::Killed;
+    world.devices[0] = SimulatedDevice::Killed;
     world.run(seconds(10.0));
     let at = world.first(killed, |a| matches!(a, Action::Fail { .. })).expect("a loss");
     assert!(at - killed <= PING + TICK, "{:?}", at - killed);
@@ -170,15 +170,15 @@ fn a_killed_device_is_lost_at_once_and_comes_back_with_a_new_epoch() {
 fn a_device_twenty_times_slower_is_not_lost() {
     let mut world = World::new(2);
     world.run(seconds(1.0));
-    world.devices[1] = Device::Answers(Duration::from_millis(40));
+    world.devices[1] = SimulatedDevice::Answers(Duration::from_millis(40));
     world.run(seconds(30.0));
-    world.devices[1] = Device::Answers(Duration::from_millis(1900));
+    world.devices[1] = SimulatedDevice::Answers(Duration::from_millis(1900));
     world.run(seconds(30.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
 }
 
 #[test]
-fn a_worker_that_forgot_its_epoch_was_restarted() {
+fn a_worker_that_reports_no_epoch_is_lost_and_placed_again() {
     let mut world = World::new(2);
     world.run(seconds(1.0));
     world.epochs[1] = Epoch(0);
@@ -188,7 +188,7 @@ fn a_worker_that_forgot_its_epoch_was_restarted() {
 }
 
 #[test]
-fn an_answer_from_before_the_placement_says_nothing() {
+fn a_pong_from_before_the_placement_is_ignored() {
     let mut world = World::new(1);
     world.run(seconds(1.0));
     let attempt = world.membership.members[0].attempt;
@@ -198,7 +198,7 @@ fn an_answer_from_before_the_placement_says_nothing() {
 }
 
 #[test]
-fn a_refused_place_is_tried_again_later_and_named() {
+fn a_refused_placement_is_named_and_tried_again_later() {
     let mut world = World::new(2);
     world.run(Duration::from_millis(104));
     assert_eq!(world.membership.epoch(), Epoch(101));
@@ -230,7 +230,7 @@ fn a_spoiled_epoch_is_replaced_without_reconnecting() {
 }
 
 #[test]
-fn epochs_go_on_from_the_latest_that_a_device_knows() {
+fn a_new_epoch_is_above_those_that_devices_report() {
     let mut world = World::new(3);
     world.epochs[1] = Epoch(1 << 50);
     world.run(seconds(1.0));
@@ -238,7 +238,7 @@ fn epochs_go_on_from_the_latest_that_a_device_knows() {
 }
 
 #[test]
-fn what_keeps_the_driver_is_nobodys_silence() {
+fn a_stalled_driver_does_not_count_as_silence_of_devices() {
     let mut world = World::new(3);
     world.run(seconds(1.0));
     // The driver was busy: no ticks, and answers that waited for it.
@@ -253,14 +253,14 @@ fn what_keeps_the_driver_is_nobodys_silence() {
     let pings =
         world.log.iter().filter(|(at, a)| *at == world.now && matches!(a, Action::Ping { .. }));
     assert_eq!(pings.count(), 3, "everybody is asked at once");
-    world.devices[2] = Device::Frozen;
+    world.devices[2] = SimulatedDevice::Frozen;
     world.due.clear();
     world.run(seconds(3.0));
     assert_eq!(world.membership.state(2).word(), "lost");
 }
 
 #[test]
-fn words_of_an_old_attempt_are_ignored() {
+fn events_of_an_old_connection_attempt_are_ignored() {
     let mut world = World::new(1);
     world.run(seconds(1.0));
     let reason = "late".to_owned();
@@ -273,14 +273,14 @@ fn moves(ring: &[Index]) -> Event {
 }
 
 #[test]
-fn a_device_without_a_part_keeps_nobody_waiting() {
+fn losing_a_device_without_a_part_keeps_the_cluster_ready() {
     let mut world = World::new(3);
     world.plan = Ok(vec![2, 0]);
     world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
     assert_eq!(world.membership.state(1), &DeviceState::Connected);
     let from = world.now;
-    world.devices[1] = Device::Killed;
+    world.devices[1] = SimulatedDevice::Killed;
     world.run(seconds(10.0));
     assert_eq!(world.membership.state(1).word(), "lost");
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
@@ -290,7 +290,7 @@ fn a_device_without_a_part_keeps_nobody_waiting() {
     world.run(seconds(10.0));
     assert_eq!(world.membership.state(1), &DeviceState::Connected);
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
-    world.devices[0] = Device::Killed;
+    world.devices[0] = SimulatedDevice::Killed;
     world.run(seconds(5.0));
     assert_eq!(world.membership.obstacle().expect("lost").0, Some(0));
     (world.devices[0], world.epochs[0]) = (FAST, Epoch(0));
@@ -299,10 +299,10 @@ fn a_device_without_a_part_keeps_nobody_waiting() {
 }
 
 #[test]
-fn before_the_first_plan_everybody_is_waited_for() {
+fn the_first_plan_waits_for_every_device() {
     let mut world = World::new(3);
     world.plan = Ok(vec![0, 2]);
-    world.devices[1] = Device::Killed;
+    world.devices[1] = SimulatedDevice::Killed;
     world.run(seconds(10.0));
     assert_eq!(world.membership.ready(), None);
     assert_eq!(world.membership.obstacle().expect("not there").0, Some(1));
@@ -312,17 +312,17 @@ fn before_the_first_plan_everybody_is_waited_for() {
 }
 
 #[test]
-fn of_a_split_by_hand_only_the_ring_is_waited_for() {
+fn with_shares_by_hand_only_devices_of_the_ring_are_waited_for() {
     let mut world = World::new(2);
     world.membership = Membership::new(2, Epoch(100), Some(vec![1]), None);
     world.plan = Ok(vec![1]);
-    world.devices[0] = Device::Killed;
+    world.devices[0] = SimulatedDevice::Killed;
     world.run(seconds(1.0));
     assert_eq!(world.membership.ready(), Some(Epoch(101)));
 }
 
 #[test]
-fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
+fn a_failed_plan_is_named_and_tried_again() {
     let mut world = World::new(2);
     world.plan = Err("12 MB are missing");
     world.run(seconds(1.0));
@@ -331,7 +331,7 @@ fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
     assert!(world.membership.is_planless(), "all are there");
     assert_eq!(world.membership.planning(), None, "it rests before it tries again");
     world.plan = Ok(vec![0, 1]);
-    world.devices = vec![Device::Answers(Duration::from_millis(200)); 2];
+    world.devices = vec![SimulatedDevice::Answers(Duration::from_millis(200)); 2];
     world.run(REPLACE + TICK * 3 - world.now);
     let placing = Some((Some(0), "is being placed".to_owned()));
     assert_eq!(world.membership.obstacle(), placing, "there is a plan now");
@@ -341,11 +341,11 @@ fn a_plan_that_cannot_be_made_is_named_and_tried_again() {
 }
 
 #[test]
-fn a_device_that_is_lost_while_the_plan_is_made_is_waited_for() {
+fn a_device_lost_during_the_first_planning_is_waited_for() {
     let mut world = World::new(2);
     world.run(Duration::from_millis(102));
     assert_eq!(world.membership.stage, EpochStage::Planning(1));
-    world.devices[1] = Device::Killed;
+    world.devices[1] = SimulatedDevice::Killed;
     let reason = "gone".to_owned();
     let attempt = world.membership.members[1].attempt;
     world.send(Event::Broken { device: 1, attempt, reason });
@@ -358,7 +358,7 @@ fn a_device_that_is_lost_while_the_plan_is_made_is_waited_for() {
 }
 
 #[test]
-fn a_move_fails_nothing_and_takes_in_who_was_left_out() {
+fn a_move_takes_in_a_left_out_device_and_fails_no_request() {
     let mut world = World::new(3);
     world.plan = Ok(vec![0, 1]);
     world.run(seconds(1.0));
@@ -376,7 +376,7 @@ fn a_move_fails_nothing_and_takes_in_who_was_left_out() {
 }
 
 #[test]
-fn a_move_that_is_refused_goes_back_at_once() {
+fn a_refused_move_returns_to_the_old_plan_at_once() {
     let mut world = World::new(2);
     world.run(seconds(1.0));
     world.send(moves(&[1]));
@@ -391,7 +391,7 @@ fn a_move_that_is_refused_goes_back_at_once() {
 }
 
 #[test]
-fn who_was_to_be_let_in_by_a_move_that_failed_is_put_off() {
+fn a_device_that_a_failed_move_would_have_taken_in_is_put_off() {
     let mut world = World::new(3);
     world.plan = Ok(vec![0, 1]);
     world.run(seconds(1.0));
@@ -415,11 +415,11 @@ fn who_was_to_be_let_in_by_a_move_that_failed_is_put_off() {
 }
 
 #[test]
-fn a_device_that_dies_in_the_middle_of_a_move_is_a_loss() {
+fn a_device_that_dies_during_a_move_is_lost() {
     let mut world = World::new(2);
     world.run(seconds(1.0));
     let from = world.now;
-    world.devices[1] = Device::Killed;
+    world.devices[1] = SimulatedDevice::Killed;
     world.send(moves(&[1, 0]));
     world.run(seconds(3.0));
     assert!(!world.membership.moving());
@@ -431,7 +431,7 @@ fn a_device_that_dies_in_the_middle_of_a_move_is_a_loss() {
 }
 
 #[test]
-fn a_move_of_a_cluster_that_is_not_ready_is_none() {
+fn a_move_of_a_cluster_that_is_not_ready_is_ignored() {
     let mut world = World::new(2);
     world.send(moves(&[0]));
     world.run(seconds(1.0));
@@ -453,9 +453,9 @@ fn plans(world: &World, after: Now) -> usize {
 }
 
 #[test]
-fn who_is_gone_for_long_is_planned_around() {
+fn a_device_lost_for_longer_than_the_patience_is_planned_around() {
     let mut world = impatient(5.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     let from = world.now;
     world.run(seconds(5.0));
     assert_eq!(world.membership.ready(), None, "it is waited for");
@@ -467,7 +467,7 @@ fn who_is_gone_for_long_is_planned_around() {
     // It may come and go, and nobody is the worse for it.
     world.devices[2] = FAST;
     world.run(seconds(5.0));
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     world.run(seconds(20.0));
     assert_eq!(world.membership.ready(), Some(Epoch(102)));
     assert_eq!(plans(&world, from), 1);
@@ -475,9 +475,9 @@ fn who_is_gone_for_long_is_planned_around() {
 }
 
 #[test]
-fn who_is_back_soon_takes_its_old_place() {
+fn a_device_back_within_the_patience_takes_its_old_place() {
     let mut world = impatient(5.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     let from = world.now;
     world.run(seconds(3.0));
     world.devices[2] = FAST;
@@ -489,9 +489,9 @@ fn who_is_back_soon_takes_its_old_place() {
 }
 
 #[test]
-fn where_the_others_cannot_go_on_it_is_waited_for() {
+fn a_lost_device_without_which_no_plan_fits_is_waited_for() {
     let mut world = impatient(5.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     world.plan = Err("12 MB are missing");
     let from = world.now;
     world.run(seconds(10.0));
@@ -509,9 +509,9 @@ fn where_the_others_cannot_go_on_it_is_waited_for() {
 }
 
 #[test]
-fn who_is_back_is_looked_at_until_something_comes_of_it() {
+fn plan_searches_for_a_returned_device_repeat_until_one_is_decided() {
     let mut world = impatient(1.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     world.plan = Ok(vec![0, 1]);
     world.run(seconds(3.0));
     assert_eq!(world.membership.ready(), Some(Epoch(102)));
@@ -535,7 +535,7 @@ fn who_is_back_is_looked_at_until_something_comes_of_it() {
     world.run(LOOK * 3);
     assert_eq!(looks(&world, from).len(), 2);
     // Once more, and then it takes part.
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     world.run(seconds(1.0));
     world.devices[2] = FAST;
     let from = world.now;
@@ -548,14 +548,14 @@ fn who_is_back_is_looked_at_until_something_comes_of_it() {
 }
 
 #[test]
-fn the_last_one_goes_on_alone_and_none_goes_on_with_nobody() {
+fn the_last_device_goes_on_alone_and_no_device_means_no_plan() {
     let mut world = impatient(1.0);
-    world.devices[1] = Device::Killed;
-    world.devices[2] = Device::Frozen;
+    world.devices[1] = SimulatedDevice::Killed;
+    world.devices[2] = SimulatedDevice::Frozen;
     world.plan = Ok(vec![0]);
     world.run(seconds(6.0));
     assert_eq!(world.membership.ready(), Some(Epoch(102)));
-    world.devices[0] = Device::Killed;
+    world.devices[0] = SimulatedDevice::Killed;
     let from = world.now;
     world.run(seconds(30.0));
     assert_eq!(plans(&world, from), 0);
@@ -570,9 +570,9 @@ fn the_last_one_goes_on_alone_and_none_goes_on_with_nobody() {
 }
 
 #[test]
-fn after_an_outage_those_that_are_back_first_wait_for_the_others() {
+fn after_an_outage_the_first_devices_back_wait_for_the_others() {
     let mut world = impatient(5.0);
-    world.devices = vec![Device::Killed; 3];
+    world.devices = vec![SimulatedDevice::Killed; 3];
     world.run(seconds(20.0));
     for device in 0..3 {
         world.devices[device] = FAST;
@@ -584,11 +584,11 @@ fn after_an_outage_those_that_are_back_first_wait_for_the_others() {
 }
 
 #[test]
-fn who_comes_and_goes_is_planned_around_too() {
+fn a_device_that_keeps_leaving_and_returning_is_planned_around() {
     let mut world = impatient(5.0);
     let (from, mut around) = (world.now, false);
     for _ in 0..10 {
-        world.devices[2] = Device::Killed;
+        world.devices[2] = SimulatedDevice::Killed;
         world.run(seconds(1.0));
         let gone = !world.membership.state(2).connected();
         world.plan = if gone { Ok(vec![0, 1]) } else { Ok(vec![0, 1, 2]) };
@@ -601,9 +601,9 @@ fn who_comes_and_goes_is_planned_around_too() {
 }
 
 #[test]
-fn a_plan_with_somebody_who_is_gone_does_not_come_again_at_once() {
+fn a_plan_with_a_lost_device_is_not_computed_again_at_once() {
     let mut world = impatient(1.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     let from = world.now;
     world.run(seconds(10.0));
     let plans = plans(&world, from);
@@ -611,9 +611,9 @@ fn a_plan_with_somebody_who_is_gone_does_not_come_again_at_once() {
 }
 
 #[test]
-fn who_comes_while_a_look_is_on_its_way_is_looked_at_later() {
+fn a_device_that_returns_during_a_plan_search_is_considered_later() {
     let mut world = impatient(1.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     world.plan = Ok(vec![0, 1]);
     world.run(seconds(3.0));
     let begun = world.now;
@@ -628,9 +628,9 @@ mod joining;
 
 /// An epoch that a device reports is believed as far as an earlier coordinator can have given it out.
 #[test]
-fn a_device_that_lies_about_epochs_is_left_out() {
+fn a_device_that_reports_an_impossible_epoch_is_left_out() {
     let mut world = impatient(5.0);
-    world.devices[2] = Device::Killed;
+    world.devices[2] = SimulatedDevice::Killed;
     world.run(seconds(1.0));
     world.devices[2] = FAST;
     world.epochs[2] = Epoch(u64::MAX);

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_meets_once_and_nobody_is_in_two_at_once() {
+    fn probe_rounds_have_each_pair_once_and_each_device_at_most_once() {
         for count in 0..=9 {
             let rounds = rounds(count);
             let mut all: Vec<_> = rounds.iter().flatten().copied().collect();

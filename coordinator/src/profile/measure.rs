@@ -6,7 +6,7 @@ use super::{
     reached::{Reached, reach},
 };
 use crate::{
-    cluster::{Cluster, Device},
+    cluster::{Cluster, DeviceConfig},
     model_server::Supplier,
 };
 use futures_util::future::join_all;
@@ -67,7 +67,7 @@ pub async fn measure_each(
 ) -> Vec<(DeviceName, CollectError)> {
     let wanted = Wanted { fresh: false, links: Vec::new() };
     let supplier = Arc::new(Supplier::new(model.path()));
-    let one = async |device: &Device| {
+    let one = async |device: &DeviceConfig| {
         let reached = reach(device, identity).await?;
         let from = (model, (supplier.clone(), identity));
         devices(cluster, from, store, &wanted, &[reached], progress).await

@@ -2,7 +2,7 @@
 
 use super::CollectError;
 use crate::{
-    cluster::Device,
+    cluster::DeviceConfig,
     connection::{Connection, introduce},
 };
 use galaxy_common::DeviceProfile;
@@ -11,7 +11,7 @@ use galaxy_proto::{identity::Identity, v1::DescribeReply};
 /// A worker that has answered.
 #[derive(Clone)]
 pub(super) struct Reached {
-    pub(super) device: Device,
+    pub(super) device: DeviceConfig,
     pub(super) connection: Connection,
     pub(super) description: DescribeReply,
     /// How many threads its kernels will use.
@@ -31,7 +31,10 @@ impl Reached {
 ///
 /// # Errors
 /// When it cannot be reached.
-pub(super) async fn reach(device: &Device, identity: &Identity) -> Result<Reached, CollectError> {
+pub(super) async fn reach(
+    device: &DeviceConfig,
+    identity: &Identity,
+) -> Result<Reached, CollectError> {
     let failed = |why| CollectError::Unreachable { device: device.name.clone(), why };
     let (connection, description) = introduce(device, identity).await.map_err(failed)?;
     let own = u16::try_from(description.threads).unwrap_or(u16::MAX).max(1);

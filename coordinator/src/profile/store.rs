@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_found_again() {
+    fn saved_device_and_link_profiles_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().join("profiles"));
         let any = |_: &DeviceProfile| true;
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_before_rates_alone_were_measured_are_still_read() {
+    fn link_profiles_without_alone_rates_are_still_read() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         let mut old = serde_json::to_value([link("b", 1.0)]).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_and_never_used() {
+    fn damaged_or_invalid_profiles_are_never_used() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         let find = || store.device(&name("pi-1"), "s", |_| true);

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_waits_twice_as_long_each_time_and_nobody_else_does() {
+    fn each_failure_doubles_the_wait_of_its_address_and_of_no_other() {
         let (bad, good) = (Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         let mut slowness = Slowness::default();
         let mut now = seconds(0.0);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_a_network_of_ipv6_and_what_is_remembered_is_bounded() {
+    fn failures_count_by_ipv6_network_and_remembered_addresses_are_bounded() {
         let of = |text: &str| text.parse::<IpAddr>().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let mut slowness = Slowness::default();
         slowness.failed(seconds(0.0), of("fd00::1"));

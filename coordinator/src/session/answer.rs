@@ -22,7 +22,7 @@ use std::{
 use tokio::time::Instant;
 
 /// A request on its way through the queue and the fleet.
-pub(super) struct Answer<'a> {
+pub(super) struct QueuedRequest<'a> {
     session: &'a Session,
     ticket: Ticket,
     report: Report,
@@ -33,7 +33,7 @@ pub(super) struct Answer<'a> {
     again: Option<Instant>,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> QueuedRequest<'a> {
     pub(super) fn new(session: &'a Session, ticket: Ticket, report: Report) -> Self {
         Self { session, ticket, report, programs: Vec::new(), deadline: None, again: None }
     }

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn types_stay_with_their_tokens() {
+    fn token_types_stay_with_their_tokens_in_a_batch() {
         let pair = Sequence::typed(vec![1, 2, 3], vec![0, 1, 1]);
         let batches = pack(&[vec![7; 2].into(), pair], 64, Wanted::Classes).unwrap();
         let want = Inputs::typed(vec![7, 7, 1, 2, 3], vec![0, 0, 0, 1, 1]);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn few_short_texts_are_one_program() {
+    fn a_few_short_texts_fit_into_one_batch() {
         let sequences = [vec![1; 5], vec![2; 9], vec![3; 2]].map(Sequence::from);
         let batches = pack(&sequences, 64, Wanted::Classes).unwrap();
         assert_eq!(batches.len(), 1);

@@ -9,7 +9,7 @@ pub use events::{Finish, GenerateEvent, Listener};
 pub use steps::Sequences;
 pub(super) use steps::Steps;
 
-use super::{AGAIN, Session, answer::Answer};
+use super::{AGAIN, Session, answer::QueuedRequest};
 use crate::{error::RequestError, fleet::Readiness};
 use events::EventStream;
 use galaxy_common::{GenerateOptions, Prompt};
@@ -154,7 +154,7 @@ impl Session {
     async fn steps(
         &self,
         generation: &mut Generation<'_>,
-        answer: &mut Answer<'_>,
+        answer: &mut QueuedRequest<'_>,
     ) -> Result<Option<Finish>, RequestError> {
         let mut between: Option<RejoinGuard> = None;
         // A sequence that resumes may end with the last token that it has.
@@ -251,7 +251,7 @@ impl Session {
         &self,
         mut place: WaitingSequence,
         generation: &mut Generation<'_>,
-        answer: &Answer<'_>,
+        answer: &QueuedRequest<'_>,
         told: &mut UnboundedReceiver<TokenEvent>,
     ) -> Result<Option<Answered>, RequestError> {
         let Generation { state, events, until } = generation;

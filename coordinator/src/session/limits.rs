@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_have_limits() {
+    fn requests_with_no_texts_or_too_many_are_refused() {
         assert_eq!(check_count(0, "texts"), Err(RequestError::Nothing { what: "texts" }));
         assert!(check_count(1024, "texts").is_ok());
         let error = check_count(10_000, "texts").expect_err("too many").to_string();

@@ -430,7 +430,7 @@ mod tests {
     use galaxy_model::ClassRow;
 
     #[test]
-    fn logits_mean_what_the_problem_says() {
+    fn probabilities_follow_the_problem_type_of_the_model() {
         let of = |problem, logits: &[f32]| {
             let labels = logits.len() as u32;
             let names = (0..labels).map(|i| i.to_string()).collect();

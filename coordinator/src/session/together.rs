@@ -28,10 +28,10 @@ pub(super) struct BatchQueue(Mutex<Queue>);
 struct Queue {
     /// The number of the batch that came last.
     number: u64,
-    batches: Vec<Entry>,
+    batches: Vec<QueuedBatch>,
 }
 
-struct Entry {
+struct QueuedBatch {
     number: u64,
     client: Who,
     wanted: Wanted,
@@ -90,19 +90,19 @@ impl BatchQueue {
         let mut queue = self.lock();
         queue.number += 1;
         let (number, client, batch) = (queue.number, client.clone(), batch.clone());
-        queue.batches.push(Entry { number, client, wanted, batch, deadline, answer: sender });
+        queue.batches.push(QueuedBatch { number, client, wanted, batch, deadline, answer: sender });
         WaitingBatch { of: self, number, answer }
     }
 
     /// Takes a batch, and with it those of the same kind for which its program has room, with clients in turns.
-    fn take(&self, number: u64, max_rows: u32, alone: bool) -> Vec<Entry> {
+    fn take(&self, number: u64, max_rows: u32, alone: bool) -> Vec<QueuedBatch> {
         let mut queue = self.lock();
         let Some(at) = queue.batches.iter().position(|entry| entry.number == number) else {
             return Vec::new();
         };
         let first = queue.batches.remove(at);
         let (wanted, joins) = (first.wanted, !alone && first.joins());
-        let may = |entry: &mut Entry| joins && entry.wanted == wanted && entry.joins();
+        let may = |entry: &mut QueuedBatch| joins && entry.wanted == wanted && entry.joins();
         // The first has the turn; clients take turns behind it.
         let mut all = vec![Some(first)];
         all.extend(queue.batches.extract_if(.., may).map(Some));
@@ -124,7 +124,7 @@ impl BatchQueue {
     }
 }
 
-impl Entry {
+impl QueuedBatch {
     /// Whether others may be in its program: images fill one by themselves.
     fn joins(&self) -> bool {
         !matches!(self.batch.inputs, Inputs::Patches { .. })
@@ -132,8 +132,8 @@ impl Entry {
 }
 
 /// The program of some batches, one after another.
-fn task(entries: &[Entry]) -> Result<Task, RequestError> {
-    if let [Entry { batch, .. }] = entries {
+fn task(entries: &[QueuedBatch]) -> Result<Task, RequestError> {
+    if let [QueuedBatch { batch, .. }] = entries {
         return Ok(Task::new(batch.shape.clone(), batch.inputs.clone()));
     }
     let segments = entries.iter().flat_map(|entry| entry.batch.shape.segments());
@@ -169,7 +169,7 @@ impl Session {
         tokio::spawn(self.clone().run_batches(turn, entries));
     }
 
-    async fn run_batches(self, turn: Turn, entries: Vec<Entry>) {
+    async fn run_batches(self, turn: Turn, entries: Vec<QueuedBatch>) {
         // The limit is longer if a caller gives more time, and never shorter: a program that overruns it ends the epoch
         // for all. It ends before the caller's time does, so that the device without a result is named.
         let now = Instant::now();
@@ -193,7 +193,7 @@ impl Session {
             Err(error) => (Err(error), Vec::new().into_iter()),
         };
         let others = entries.len().saturating_sub(1);
-        for Entry { batch, answer, .. } in entries {
+        for QueuedBatch { batch, answer, .. } in entries {
             let results: Vec<Merged> = results.by_ref().take(batch.indices.len()).collect();
             let shared = match &ran {
                 Ok((run, shape)) => Ok(Shared { run: run.clone(), shape: shape.clone(), results }),

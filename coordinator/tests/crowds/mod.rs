@@ -165,7 +165,7 @@ async fn first_burst(fleet: &Around<ProgramGate>) -> usize {
 
 /// A sequence that comes while others decode does not wait for all of their burst.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_ends_for_who_comes() {
+async fn a_decode_burst_ends_when_a_new_sequence_arrives() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     let (fleet, session) = held(&model);
     let drawn = |seed| {
@@ -183,9 +183,9 @@ async fn a_burst_ends_for_who_comes() {
     }
 }
 
-/// Nobody waits for the burst of a client that goes.
+/// No request waits for the rest of a burst whose client has gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_ends_for_who_goes() {
+async fn a_decode_burst_ends_when_its_client_disconnects() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     let (fleet, session) = held(&model);
     let (listener, said) = mpsc::channel(1000);
@@ -208,7 +208,7 @@ async fn a_burst_ends_for_who_goes() {
 
 /// Alone, in a crowd, and where room is so short that sequences are evicted, the same seed gives the same tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_changes_nothing() {
+async fn sampled_tokens_do_not_depend_on_other_sequences_or_evictions() {
     let prompts = [3, 150, 40, 170, 7, 133, 60, 190];
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     for (shares, blocks, short) in
@@ -242,7 +242,7 @@ async fn a_crowd_changes_nothing() {
 
 /// The next turn of a chat runs its new rows and no others, and gets the tokens that a fresh session gives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_turn_finds_the_rows_of_the_last() {
+async fn a_chat_turn_from_the_prefix_cache_gets_unchanged_tokens() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     for shares in [&[1.0][..], &[1.0, 2.0]] {
         let cache = Cache { rows: 6 * Cache::BLOCK, values: CacheType::F32 };
@@ -280,7 +280,7 @@ async fn the_next_turn_finds_the_rows_of_the_last() {
 /// Sequences that repeat themselves: their tokens are drafted, alone and in a crowd, and they get the tokens
 /// that they get without.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drafts_change_nothing_in_a_crowd() {
+async fn drafts_do_not_change_tokens_alone_or_among_other_sequences() {
     let model = Arc::new(ModelDir::open(&checkpoint("llama")).unwrap());
     for (shares, strategy) in [
         (&[1.0][..], Strategy::Local),
@@ -331,7 +331,7 @@ async fn drafts_change_nothing_in_a_crowd() {
 /// Sequences of any length, of which clients leave many at any time, give back all that they had. GALAXY_SEQUENCES says
 /// how many; with 10,000 it shows the process's memory, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_and_goes_leaves_nothing() {
+async fn sequences_that_end_or_are_abandoned_give_back_all_kv_blocks() {
     let many = std::env::var("GALAXY_SEQUENCES").map_or(200, |n| n.parse::<u32>().unwrap());
     let resident = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -52,7 +52,7 @@ async fn hidden(session: &Session, timeout: Option<Duration>) -> Result<Vec<f32>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_waits_until_the_cluster_has_started_and_is_run_again_when_it_was_lost() {
+async fn a_request_waits_for_the_cluster_and_is_run_again_after_device_losses() {
     let model = Arc::new(ModelDir::open(&golden()).unwrap());
     let open = || {
         let plan = plan(&model, &[1.0, 1.0], Strategy::Galaxy);
@@ -75,7 +75,7 @@ async fn a_request_waits_until_the_cluster_has_started_and_is_run_again_when_it_
 }
 
 #[tokio::test]
-async fn where_there_is_no_plan_nobody_waits() {
+async fn waiting_requests_fail_with_no_plan_when_no_plan_is_possible() {
     let model = Arc::new(ModelDir::open(&golden()).unwrap());
     let devices = LocalFleet::open(model.clone(), plan(&model, &[1.0], Strategy::Local)).unwrap();
     let fleet = starting(devices);
@@ -155,7 +155,7 @@ fn text(tokens: &[GeneratedToken], rest: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_text_goes_on_behind_what_was_generated_as_it_would_have() {
+async fn a_sequence_resumed_behind_generated_tokens_continues_unchanged() {
     let (fleet, session) = speaker(LIMITS);
     fleet.make_ready();
     for temperature in [0.0, 0.9] {
@@ -190,7 +190,7 @@ async fn a_text_goes_on_behind_what_was_generated_as_it_would_have() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_text_outlives_losses_from_its_beginning_on() {
+async fn a_sequence_survives_device_losses_from_its_first_program() {
     let (fleet, session) = speaker(LIMITS);
     fleet.make_ready();
     let want = heard(&session, "Each device ", &options(0.9)).await.unwrap();
@@ -201,7 +201,7 @@ async fn a_text_outlives_losses_from_its_beginning_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_text_without_a_deadline_waits_for_its_cluster_as_long_as_a_request() {
+async fn a_sequence_without_a_deadline_waits_for_the_cluster_for_the_timeout() {
     let (fleet, session) = speaker(Limits { timeout: Duration::from_secs(20), ..LIMITS });
     let begun = tokio::time::Instant::now();
     let error = heard(&session, "Each device ", &options(0.0)).await.map(drop).unwrap_err();

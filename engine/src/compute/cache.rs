@@ -432,7 +432,7 @@ mod tests {
     use crate::compute::kernels::testing::*;
 
     #[test]
-    fn rows_come_back_and_blocks_are_given_back() {
+    fn kv_cache_returns_appended_rows_and_frees_released_blocks() {
         let heads = [Span::new(0, 2), Span::new(1, 1), Span::new(0, 1)];
         for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
             let mut cache = KvCache::new(Cache { rows: 4 * 192 + 5, values }, heads.into_iter(), 3);

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_and_what_is_not_built_names_its_feature() {
+    fn engine_names_are_parsed_and_missing_features_are_named() {
         assert_eq!("cpu".parse(), Ok(EngineChoice::Cpu));
         for name in ["", "gpu", "cpu:1", "burn", "burn-flex:0", "burn-cuda:", "burn-cuda:-1"] {
             let error = name.parse::<EngineChoice>().expect_err(name);

@@ -29,14 +29,14 @@ pub(super) struct Run {
     clock: Instant,
     /// Mirrors `State::error`, for lanes between operations.
     failed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<RunState>,
     /// What each lane sleeps on until its operation may begin.
     ready: Vec<Condvar>,
     /// What the caller sleeps on until all lanes are through.
     over: Condvar,
 }
 
-struct State {
+struct RunState {
     /// The number of operations that each lane has finished.
     done: Vec<u32>,
     /// The operation that each lane sleeps before, if it sleeps.
@@ -79,7 +79,7 @@ pub(super) struct Stop;
 impl Run {
     pub fn new(job: Job, staging: Arc<Staging>, clock: Instant) -> Self {
         let choices = job.binding.shape.choices().count();
-        let state = State {
+        let state = RunState {
             done: vec![0; job.program.lanes.len()],
             asleep: vec![None; job.program.lanes.len()],
             active: 0,
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RunState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -202,7 +202,7 @@ impl Run {
         self.ready.iter().chain([&self.over]).for_each(Condvar::notify_all);
     }
 
-    fn may_begin(&self, state: &State, op: OpId) -> bool {
+    fn may_begin(&self, state: &RunState, op: OpId) -> bool {
         let waits = &self.program.operation(op).waits;
         waits.iter().all(|w| state.done[usize::from(w.lane.0)] >= w.count)
     }

@@ -439,7 +439,7 @@ mod tests {
 
     /// Everything that a layer does is timed once, whatever the cut.
     #[test]
-    fn parts_and_tiles_do_the_work_of_the_whole() {
+    fn timed_parts_and_tiles_have_all_operations_of_the_layer() {
         for name in ["bert", "llama", "gpt2"] {
             let dir = golden(name);
             let run = |shares: &[f64], part, tiles| {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_an_error() {
+    fn a_batch_or_part_that_cannot_be_measured_is_an_error() {
         let dir = golden("bert");
         let bench = Bench::open(dir.clone(), &ModelPart::whole(1, 1)).unwrap();
         assert!(matches!(bench.batch(1 << 20, 1), Err(MeasureError::Rows { .. })));

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_counted_until_it_is_dropped() {
+    fn background_load_counts_products_until_dropped() {
         let load = Load::start(2).unwrap();
         let begin = load.now();
         while load.since(begin).products < 3.0 {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_both_versions_are_read() {
+    fn memory_limits_of_cgroups_of_both_versions_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         assert_eq!(left("0::/a/b\n", root), None, "no groups at all");

@@ -83,7 +83,7 @@ fn distribution(text: &Sequence, logits: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn the_split_changes_nothing() {
+fn the_vocabulary_split_does_not_change_the_chosen_token() {
     let base = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
     let cases = [
         Sampling::greedy(),
@@ -119,7 +119,7 @@ fn the_split_changes_nothing() {
 }
 
 #[test]
-fn draws_are_distributed_as_they_should_be() {
+fn sampled_tokens_follow_the_expected_distribution() {
     let base = Sampling { temperature: 1.3, ..Sampling::default() };
     let cases = [
         base.clone(),
@@ -149,7 +149,7 @@ fn draws_are_distributed_as_they_should_be() {
 }
 
 #[test]
-fn flat_distributions_are_not_proved_by_few() {
+fn few_candidates_do_not_prove_a_choice_from_a_flat_distribution() {
     let sampling = Sampling { temperature: 1.0, top_p: 0.9, ..Sampling::default() };
     let flat = vec![0.0; 1000];
     let text = text(sampling, &[], 0);
@@ -160,7 +160,7 @@ fn flat_distributions_are_not_proved_by_few() {
 }
 
 #[test]
-fn tiles_of_others_are_checked() {
+fn malformed_candidate_tiles_are_refused_and_nan_logits_skipped() {
     let mut sampler = Sampler::new(&text(Sampling::greedy(), &[], 0), 0);
     let mut gathered = Candidates::default();
     for tile in [&[][..], &[0; 15], &[1; 16], &[0xff; 64]] {
@@ -182,7 +182,7 @@ fn tiles_of_others_are_checked() {
 }
 
 #[test]
-fn where_every_token_is_left_out_none_has_a_probability() {
+fn with_all_logits_minus_infinity_no_token_has_a_probability() {
     let sampling = Sampling { logprobs: 1, ..Sampling::greedy() };
     let (chosen, told) =
         choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], CandidateCount::Few, 0);
@@ -233,7 +233,7 @@ fn only_tokens_of_the_mask_are_chosen() {
 
 /// A step that runs again makes the same choice again, which counts once.
 #[test]
-fn a_choice_that_is_made_again_counts_once() {
+fn a_repeated_choice_counts_once_in_the_penalties() {
     let sampling = Sampling { presence: 1.0, frequency: 1.0, ..Sampling::greedy() };
     let text = text(sampling, &[0], 1);
     let choices = |again: usize| -> Vec<u32> {
@@ -254,7 +254,7 @@ fn a_choice_that_is_made_again_counts_once() {
 }
 
 #[test]
-fn the_likeliest_are_those_of_a_sort() {
+fn the_likeliest_candidates_equal_a_full_sort() {
     for (count, most) in [(1, 1), (5, 9), (100, 1), (1000, 64), (1000, 999), (70, 70)] {
         let logits = logits(3, count, 4.0);
         let all = || {
@@ -302,7 +302,7 @@ fn any_sampling() -> impl Strategy<Value = Sampling> {
 
 proptest! {
     #[test]
-    fn a_choice_is_within_all_bounds_at_the_edges_of_numbers(
+    fn choices_from_extreme_logits_stay_within_all_sampling_bounds(
         logits in any_logits(), sampling in any_sampling(), cut in 0_usize..150, position in 0_u32..9,
     ) {
         let text = text(sampling, &[0, 1, 1, 7, 7], 2);

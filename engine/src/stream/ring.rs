@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_written_by_one_or_read_by_many() {
+    fn stream_buffer_bytes_have_one_writer_or_many_readers() {
         let ring = Ring::new(3 * 4096).unwrap();
         let mut first = ring.write(0..4096).unwrap();
         first.bytes().fill(7);

@@ -12,7 +12,7 @@ use crate::compute::kernels::{
 };
 use galaxy_common::{Assignment, BlockAssignment, Bytes, Span, Token, WeightBlock, WeightFormat};
 use galaxy_graph::{
-    holdings::{self, Run, Step, WeightSlice},
+    holdings::{self, ProductRebuild, Run, WeightSlice},
     operators::{Operator, OperatorGraph, Product, Weight},
     pieces::Piece,
 };
@@ -226,7 +226,7 @@ impl<'a> Loader<'a> {
     fn step(
         &mut self,
         shard: &mut Shard,
-        step: &Step,
+        step: &ProductRebuild,
         layer: &dyn Fn(u32) -> u32,
     ) -> Result<(), WeightError> {
         let (id, graph) = (step.operator, shard.graph.clone());

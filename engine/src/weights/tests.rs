@@ -101,10 +101,9 @@ fn missing(spec: &ModelSpec, width: u64, old: &Assignment, new: &Assignment) -> 
     values * width
 }
 
-/// Whatever is held becomes whatever is wanted, bit for bit what a fresh load gives, and no byte is
-/// read that was there.
+/// A reshaped shard equals a fresh load bit for bit, and no byte is read that the old shard had.
 #[test]
-fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
+fn a_reshaped_shard_equals_a_freshly_loaded_shard() {
     let mut runner = TestRunner::new(ProptestConfig { cases: 150, ..Default::default() });
     let numbers = || any::<[[Numbers; 3]; 3]>();
     for name in FAMILIES {
@@ -142,7 +141,7 @@ fn a_shard_that_is_reshaped_is_the_one_that_is_loaded() {
 /// A shard of matrices in many formats, too, is reshaped to the one that is loaded; parts of blocks
 /// become f32.
 #[test]
-fn a_shard_of_blocks_that_is_reshaped_is_the_one_that_is_loaded() {
+fn a_reshaped_quantised_shard_equals_a_freshly_loaded_shard() {
     let mut runner = TestRunner::new(ProptestConfig { cases: 60, ..Default::default() });
     let numbers = || any::<[[Numbers; 3]; 3]>();
     let dir = golden("../gguf/mixed.gguf");
@@ -161,7 +160,7 @@ fn a_shard_of_blocks_that_is_reshaped_is_the_one_that_is_loaded() {
 
 /// One more column, one head less: what is read is that column.
 #[test]
-fn little_is_read_for_a_little_change() {
+fn a_reshape_reads_only_the_added_column() {
     let dir = golden("llama");
     let spec = dir.spec();
     let part = |heads, columns| {
@@ -184,7 +183,7 @@ fn little_is_read_for_a_little_change() {
 }
 
 #[test]
-fn a_reshape_that_is_stopped_or_asks_for_what_is_not_there_leaves_nothing() {
+fn a_reshape_that_is_stopped_or_exceeds_the_model_is_an_error() {
     let dir = golden("bert");
     let spec = dir.spec();
     let numbers = |kind| [[(kind, 0, 0); 3]];
@@ -208,7 +207,7 @@ fn a_reshape_that_is_stopped_or_asks_for_what_is_not_there_leaves_nothing() {
 
 /// A shard to measure with has the parts that are asked for, each as a load gives it.
 #[test]
-fn a_sample_has_parts_of_several_widths() {
+fn a_sample_shard_has_the_requested_parts_as_loaded() {
     for name in FAMILIES {
         let dir = golden(name);
         let spec = dir.spec();

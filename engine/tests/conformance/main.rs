@@ -298,8 +298,8 @@ fn misfits(choice: EngineChoice) {
 }
 
 macro_rules! engine {
-    ($name:ident, $engine:expr) => {
-        engine!($name, $engine;
+    ($name:ident, $engine:expr, $threads:expr) => {
+        engine!($name, $engine, $threads;
             bert: "bert",
             bert_in_f16: "bert-f16",
             distilbert: "distilbert",
@@ -331,41 +331,42 @@ macro_rules! engine {
             modernbert_biases: "modernbert-biases",
         );
     };
-    ($name:ident, $engine:expr; $($test:ident: $family:literal),+ $(,)?) => {
+    ($name:ident, $engine:expr, $threads:expr; $($test:ident: $family:literal),+ $(,)?) => {
         mod $name {
             use super::*;
             $(#[test]
             fn $test() {
-                for threads in [1, 2] {
+                for threads in $threads {
                     check($family, $engine, threads);
                 }
             })+
 
             #[test]
-            fn every_activation_is_right() {
+            fn every_activation_function_matches_the_reference() {
                 activations($engine);
             }
 
             #[test]
-            fn parts_of_a_model_are_right() {
+            fn selected_parts_of_a_model_match_the_reference() {
                 parts($engine);
             }
 
             #[test]
-            fn what_does_not_fit_is_an_error() {
+            fn mismatched_programs_and_inputs_are_errors() {
                 misfits($engine);
             }
 
             #[test]
-            fn tokens_are_those_of_transformers() {
+            fn greedy_tokens_match_transformers() {
                 makes_tokens($engine);
             }
         }
     };
 }
-engine!(cpu, EngineChoice::Cpu);
+engine!(cpu, EngineChoice::Cpu, [1, 2]);
+// Burn cuts its work itself: nothing of this engine depends on the number of threads.
 #[cfg(feature = "burn-flex")]
-engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice::Flex));
+engine!(burn_flex, EngineChoice::Burn(galaxy_engine::compute::choice::BurnDevice::Flex), [2]);
 
 /// The kind of an operation, as far as engines do different things.
 fn kind(graph: &OperatorGraph, program: &Program, operation: &Operation) -> String {
@@ -396,7 +397,7 @@ fn kind(graph: &OperatorGraph, program: &Program, operation: &Operation) -> Stri
 }
 
 #[test]
-fn every_operation_is_among_the_cases() {
+fn the_cases_cover_every_kind_of_operation() {
     let mut kinds = BTreeSet::new();
     for family in FAMILIES {
         let dir = open(family);
@@ -498,7 +499,7 @@ impl Engine for Off {
 
 #[test]
 #[should_panic(expected = "off by")]
-fn an_engine_that_is_off_is_caught() {
+fn an_engine_with_wrong_results_fails_the_suite() {
     let dir = open("bert");
     conforms(&dir, &cases(&dir)[0], |shard| Box::new(Off(CpuEngine::new(shard, 1))));
 }

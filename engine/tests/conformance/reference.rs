@@ -428,11 +428,20 @@ impl Reference {
         assert_eq!(rows.columns, inputs.len());
         let mut out = Vec::with_capacity(rows.count() * outputs.len());
         for row in rows.iter() {
-            for output in outputs.clone() {
-                let column = inputs.clone().map(|i| matrix[i * width as usize + output]);
-                let (sum, size) = Self::dot(row.iter().copied().zip(column));
-                let bias = bias.map_or(0.0, |bias| bias[output]);
-                out.push((sum + bias, size + bias.abs()));
+            let begun = out.len();
+            out.resize(begun + outputs.len(), (0.0, 0.0));
+            for (input, &value) in inputs.clone().zip(row) {
+                let weights = &matrix[input * width as usize..][outputs.clone()];
+                for ((sum, size), weight) in out[begun..].iter_mut().zip(weights) {
+                    let term = value * weight;
+                    *sum += term;
+                    *size += term.abs();
+                }
+            }
+            let biases = bias.into_iter().flat_map(|bias| &bias[outputs.clone()]);
+            for ((sum, size), bias) in out[begun..].iter_mut().zip(biases) {
+                *sum += bias;
+                *size += bias.abs();
             }
         }
         out
@@ -597,13 +606,12 @@ impl Reference {
         let part = self.device.prefill.block(layer);
         let kv = kv_span(&spec, part.heads);
         let width = spec.head_width as usize;
-        let of = |region: &Region, row: u32, column: usize| {
+        // The values of a row of a region.
+        let of = |region: &Region, row: u32| {
             let tensor = program.tensor(region.tensor);
             let row = (row - tensor.rows.start()) as usize * tensor.width as usize;
-            self.tensors[&region.tensor][row + region.columns.start() as usize + column]
+            &self.tensors[&region.tensor][row + region.columns.start() as usize..]
         };
-        let query = |row: u32, column: usize| of(&operation.reads[0], row, column);
-        let value = |row: u32, column: usize| of(&operation.reads[1], row, column);
         let (heads, kv_heads) = (part.heads.len() as usize, kv.len() as usize);
         let (mut out, mut scale) = (Vec::new(), 0.0_f64);
         for row in operation.reads[0].rows.iter() {
@@ -611,16 +619,19 @@ impl Reference {
             let (behind, ahead) = spec.sees(layer);
             let end = ahead.map_or(segment.end(), |rows| segment.end().min(row + 1 + rows));
             let first = behind.map_or(0, |rows| row.saturating_sub(rows)).max(segment.start());
+            let queries = of(&operation.reads[0], row);
+            let others: Vec<&[f64]> =
+                (first..end).map(|other| of(&operation.reads[1], other)).collect();
             for head in 0..heads {
                 let kv_head =
                     (part.heads.start() as usize + head) / spec.group() as usize - kv.range().start;
                 let by = f64::from(spec.score_scale(layer));
+                let query = &queries[head * width..(head + 1) * width];
                 let scores: Vec<(f64, f64)> = (first..end)
-                    .map(|other| {
-                        let terms = (0..width).map(|i| {
-                            (query(row, head * width + i), value(other, kv_head * width + i))
-                        });
-                        let (sum, size) = Self::dot(terms);
+                    .zip(&others)
+                    .map(|(other, values)| {
+                        let key = &values[kv_head * width..(kv_head + 1) * width];
+                        let (sum, size) = Self::dot(query.iter().copied().zip(key.iter().copied()));
                         let apart = spec.relative_bias.map_or(0.0, |distances| {
                             let bucket = distances.bucket(i64::from(other) - i64::from(row));
                             let head = part.heads.start() as usize + head;
@@ -641,7 +652,7 @@ impl Reference {
                 let worst = scores.iter().map(|s| s.1).fold(1.0, f64::max);
                 for i in 0..width {
                     let column = (kv_heads + kv_head) * width + i;
-                    let values = (first..end).map(|other| value(other, column));
+                    let values = others.iter().map(|values| values[column]);
                     let (value, size) = Self::dot(weights.iter().copied().zip(values));
                     out.push(value / sum);
                     scale = scale.max(size / sum * worst);

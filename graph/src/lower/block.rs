@@ -2,7 +2,7 @@
 
 use super::{
     Lowering,
-    build::{Builder, Value},
+    build::{Builder, TensorRows},
     kv_span, visible,
 };
 use crate::operators::AddNorm;
@@ -15,9 +15,9 @@ use galaxy_model::{ModelSpec, NormPlace};
 #[derive(Clone, Copy, Default)]
 pub(super) struct BlockInner {
     /// The tensor of queries, and that of keys and values: one and the same, except where rows are cut.
-    pub qkv: Option<(Value, Value)>,
+    pub qkv: Option<(TensorRows, TensorRows)>,
     /// Intermediate rows of the MLP.
-    pub intermediate: Option<Value>,
+    pub intermediate: Option<TensorRows>,
 }
 
 impl BlockInner {
@@ -116,13 +116,13 @@ pub(super) fn last_products(
     heads: Span<Head>,
     inside: BlockInner,
     rows: Span<Row>,
-) -> Value {
-    let mut sum: Option<Value> = None;
+) -> TensorRows {
+    let mut sum: Option<TensorRows> = None;
     let of = b.operators(layer);
     let mut product = |b: &mut Builder, operator, from: Region| {
         let out = b.tensor(Role::Partial, rows, lowering.spec.hidden);
         let mut reads = vec![from];
-        reads.extend(sum.map(Value::all));
+        reads.extend(sum.map(TensorRows::all));
         b.compute(b.product(layer, operator), &reads, &[out.all()]);
         sum = Some(out);
     };
@@ -142,19 +142,19 @@ pub(super) struct BlockSum {
     /// The part of the sum that this device has computed or added up, if there is one.
     pub partial: Option<Region>,
     /// The part of the sum that came in wire format and is still to be added, if there is one.
-    pub staged: Option<Value>,
+    pub staged: Option<TensorRows>,
 }
 
 impl BlockSum {
     /// The regions of its parts.
     pub fn regions(self) -> impl Iterator<Item = Region> {
-        self.partial.into_iter().chain(self.staged.map(Value::all))
+        self.partial.into_iter().chain(self.staged.map(TensorRows::all))
     }
 }
 
-impl From<Value> for BlockSum {
+impl From<TensorRows> for BlockSum {
     /// A sum that this device has computed all of.
-    fn from(whole: Value) -> Self {
+    fn from(whole: TensorRows) -> Self {
         Self { partial: Some(whole.all()), staged: None }
     }
 }
@@ -185,9 +185,9 @@ fn attend(
     lowering: Lowering<'_>,
     layer: u32,
     heads: Span<Head>,
-    (from, over): (Value, Value),
+    (from, over): (TensorRows, TensorRows),
     rows: Span<Row>,
-) -> Value {
+) -> TensorRows {
     let Lowering { spec, shape, .. } = lowering;
     let kv_heads = kv_span(spec, heads);
     let queries = heads.len() * spec.head_width;

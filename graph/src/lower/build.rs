@@ -40,13 +40,13 @@ pub(crate) struct Builder {
 
 /// A tensor while its program is built: what a caller reads and writes by rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Value {
+pub(crate) struct TensorRows {
     pub id: TensorId,
     pub rows: Span<Row>,
     pub width: u32,
 }
 
-impl Value {
+impl TensorRows {
     pub fn all(self) -> Region {
         self.rows(self.rows)
     }
@@ -105,7 +105,7 @@ impl Builder {
         self.begins.push((self.operations.len(), self.tensors.len()));
     }
 
-    pub fn tensor(&mut self, role: Role, rows: Span<Row>, width: u32) -> Value {
+    pub fn tensor(&mut self, role: Role, rows: Span<Row>, width: u32) -> TensorRows {
         let memory = match role {
             Role::RowTile | Role::SumTile | Role::KeysValuesTile | Role::Candidates => {
                 Memory::Staging
@@ -116,11 +116,11 @@ impl Builder {
         let id = TensorId(self.tensors.len() as u32);
         let element = memory.element(self.wire);
         self.tensors.push(Tensor { role, rows, width, memory, element, slot: SlotId(0) });
-        Value { id, rows, width }
+        TensorRows { id, rows, width }
     }
 
     /// A tile of `bytes` bytes that are no numbers.
-    pub fn bytes_tile(&mut self, role: Role, bytes: u64) -> Value {
+    pub fn bytes_tile(&mut self, role: Role, bytes: u64) -> TensorRows {
         let width = self.wire.values(bytes);
         self.tensor(role, Span::first(1), u32::try_from(width).unwrap_or(u32::MAX))
     }
@@ -150,12 +150,12 @@ impl Builder {
         }
     }
 
-    pub fn send(&mut self, to: Rank, transfer: u32, tile: u16, staged: Value) {
+    pub fn send(&mut self, to: Rank, transfer: u32, tile: u16, staged: TensorRows) {
         self.push(Lane::Send(to), OpKind::Send { transfer, tile }, &[staged.all()], &[]);
     }
 
     /// Receives a tile that the sender gives to [`Builder::send`] with the same transfer and number.
-    pub fn receive(&mut self, from: Rank, transfer: u32, number: u16, tile: Tile) -> Value {
+    pub fn receive(&mut self, from: Rank, transfer: u32, number: u16, tile: Tile) -> TensorRows {
         let staged = self.tensor(tile.role, tile.rows, tile.width);
         let kind = OpKind::Receive { transfer, tile: number };
         self.push(Lane::Receive(from), kind, &[], &[staged.all()]);
@@ -163,7 +163,13 @@ impl Builder {
     }
 
     /// Receives a tile that the sender got from [`Builder::bytes_tile`].
-    pub fn receive_bytes(&mut self, from: Rank, transfer: u32, role: Role, bytes: u64) -> Value {
+    pub fn receive_bytes(
+        &mut self,
+        from: Rank,
+        transfer: u32,
+        role: Role,
+        bytes: u64,
+    ) -> TensorRows {
         let staged = self.bytes_tile(role, bytes);
         let kind = OpKind::Receive { transfer, tile: 0 };
         self.push(Lane::Receive(from), kind, &[], &[staged.all()]);
@@ -177,7 +183,7 @@ impl Builder {
         kind: OpKind,
         (bytes, start): (u64, u64),
         former: Vec<TensorId>,
-    ) -> Value {
+    ) -> TensorRows {
         let width = u32::try_from(bytes).unwrap_or(u32::MAX);
         let tensor = self.tensor(Role::Weights, Span::first(1), width);
         self.streamed.insert(tensor.id, (start, former));

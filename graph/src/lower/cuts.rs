@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_go_to_ends_of_texts_that_lie_near() {
+    fn cuts_move_to_ends_of_sequences_that_are_near() {
         // 682.7 rows each, of which 42 are near, and texts end at 704 and at 1344.
         assert_eq!(sizes(&[1, 1, 1], &[64; 32]), [704, 640, 704]);
         assert_eq!(sizes(&[2, 1, 1], &[64; 32]), [1024, 512, 512]);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_rows_gets_none_and_stands_in_no_way() {
+    fn devices_without_rows_stay_without_rows_when_cuts_move() {
         assert_eq!(sizes(&[0, 1, 0, 1, 0], &[64, 70]), [0, 64, 0, 70, 0]);
         assert_eq!(sizes(&[0, 1], &[3, 4]), [0, 7]);
         assert_eq!(sizes(&[1, 1, 1], &[1, 1]), [1, 1, 0]);
@@ -110,7 +110,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
         #[test]
-        fn cuts_are_exact_and_near((weights, texts) in any_batch()) {
+        fn cuts_cover_all_rows_and_move_at_most_the_limit((weights, texts) in any_batch()) {
             let (shares, ends) = placed(&weights, &texts);
             let cut = at_ends(shares.clone(), &ends, TAKEN);
             prop_assert_eq!(at_ends(shares.clone(), &ends, TAKEN), cut.clone());

@@ -9,7 +9,7 @@
 use super::{
     Lowering,
     block::{BlockSum, blocks, computes, embed, first_products, join_kind, last_products, room},
-    build::{Builder, Tile, Value},
+    build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     galaxy::Carried,
     head,
@@ -69,7 +69,7 @@ impl Device<'_> {
     }
 
     /// Runs all layers; returns the rows after the last norm.
-    fn layers(&mut self) -> Option<Value> {
+    fn layers(&mut self) -> Option<TensorRows> {
         let mut carried = self.carriers[self.me].then(|| self.embed());
         let Lowering { spec, plan, .. } = self.lowering;
         for layer in 0..spec.layers {
@@ -95,7 +95,7 @@ impl Device<'_> {
     }
 
     /// The device's partial sums of a block.
-    fn partial(&mut self, block: Block, layer: u32, normed: Region) -> Value {
+    fn partial(&mut self, block: Block, layer: u32, normed: Region) -> TensorRows {
         let part = self.part(self.me, layer);
         let inside = room(self.b, self.lowering.spec, &part, block, self.all);
         first_products(self.b, layer, normed, inside, self.all);
@@ -176,7 +176,7 @@ impl Device<'_> {
             sums.push(tile);
         }
         let staged = sums.pop();
-        let mut partial = if own.is_none() { partial.map(Value::all) } else { None };
+        let mut partial = if own.is_none() { partial.map(TensorRows::all) } else { None };
         for staged in sums {
             let more = self.b.tensor(Role::Partial, self.all, hidden);
             let (kind, mut reads) = match partial {

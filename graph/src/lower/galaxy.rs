@@ -15,7 +15,7 @@ use super::{
     block::{
         BlockInner, BlockSum, computes, embed, first_products, join_kind, last_products, room,
     },
-    build::{Builder, Tile, Value},
+    build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     cuts::cuts,
     exchange, head,
@@ -52,7 +52,7 @@ pub(super) fn program(lowering: Lowering<'_>, rank: Rank, order: &Order) -> Buil
             };
             (0..ring.len()).map(of).collect()
         };
-        let mut device = Device {
+        let mut device = DeviceLowering {
             lowering,
             order,
             me,
@@ -90,9 +90,9 @@ pub(super) fn ends(a: Span<Row>, b: Span<Row>) -> Span<Row> {
 /// The rows that a device carries between blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Carried {
-    pub residual: Value,
+    pub residual: TensorRows,
     /// The rows that blocks read: the residual itself with a post-norm.
-    pub normed: Value,
+    pub normed: TensorRows,
 }
 
 impl Carried {
@@ -129,16 +129,16 @@ impl Next {
 #[derive(Default)]
 pub(super) struct Ahead {
     /// Tiles in wire format that it reads again itself.
-    pub staged: Vec<Value>,
+    pub staged: Vec<TensorRows>,
     /// Queries, keys and values of the own rows, where attention is cut by rows.
-    pub qkv: Option<Value>,
+    pub qkv: Option<TensorRows>,
     /// Own rows whose queries are still to be computed, where attention is cut by rows.
     pub late: Vec<Span<Row>>,
     /// The own rows after an MLP that is cut by rows.
     pub joined: Option<Carried>,
 }
 
-pub(super) struct Device<'a> {
+pub(super) struct DeviceLowering<'a> {
     pub lowering: Lowering<'a>,
     pub order: &'a Order,
     pub me: usize,
@@ -153,7 +153,7 @@ pub(super) struct Device<'a> {
     pub b: &'a mut Builder,
 }
 
-impl Device<'_> {
+impl DeviceLowering<'_> {
     pub(super) fn hidden(&self) -> u32 {
         self.lowering.spec.hidden
     }
@@ -191,7 +191,7 @@ impl Device<'_> {
     }
 
     /// Runs all layers; returns the rows after the last norm.
-    fn layers(&mut self) -> Option<Value> {
+    fn layers(&mut self) -> Option<TensorRows> {
         let first = Next { layer: 0, block: Block::Attention };
         let mut ahead = Ahead::default();
         let mut carried = self.embed(first, &mut ahead);
@@ -258,7 +258,7 @@ impl Device<'_> {
     }
 
     /// Exports one own tile for the gather of `next`, and sends it.
-    fn depart(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
+    fn depart(&mut self, next: Next, normed: TensorRows, tile: usize, ahead: &mut Ahead) {
         let needs = self.active(next);
         let route = self.ring.gather_route(exchange(self.lowering.plan), self.me, self.me, &needs);
         // Without overlap the whole input is multiplied at once, so the own rows join it too.
@@ -278,7 +278,7 @@ impl Device<'_> {
 
     /// Takes in tile number `tile` of all other owners, as far as these come here, and passes them on; those
     /// that this device reads go into `staged`.
-    pub(super) fn take_in(&mut self, here: Next, tile: usize, staged: &mut Vec<Value>) {
+    pub(super) fn take_in(&mut self, here: Next, tile: usize, staged: &mut Vec<TensorRows>) {
         self.b.at = (here.block, here.layer);
         for owner in self.ring.arrivals(self.me).skip(1) {
             let Some(&rows) = self.tiles[owner].get(tile) else { continue };
@@ -303,7 +303,7 @@ impl Device<'_> {
         route: &Route,
         (owner, tile): (usize, usize),
         expected: Tile,
-    ) -> Option<Value> {
+    ) -> Option<TensorRows> {
         let from = self.ring.rank(route.from?);
         let id = self.transfer(here, Collective::Gather, owner, tile);
         let got = self.b.receive(from, id, tile as u16, expected);
@@ -314,7 +314,7 @@ impl Device<'_> {
     }
 
     /// [`Device::take_in`] of the tiles whose numbers are beyond this device's own.
-    pub(super) fn take_in_rest(&mut self, here: Next, staged: &mut Vec<Value>) {
+    pub(super) fn take_in_rest(&mut self, here: Next, staged: &mut Vec<TensorRows>) {
         let all = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
         for tile in self.tiles[self.me].len()..all {
             self.take_in(here, tile, staged);
@@ -332,7 +332,7 @@ impl Device<'_> {
     }
 
     /// Puts rows into wire format.
-    pub(super) fn stage(&mut self, normed: Value, rows: Span<Row>) -> Value {
+    pub(super) fn stage(&mut self, normed: TensorRows, rows: Span<Row>) -> TensorRows {
         let out = self.b.tensor(Role::RowTile, rows, self.hidden());
         let kind = OpKind::Export { staged: false };
         self.b.compute(kind, &[normed.rows(rows)], &[out.all()]);
@@ -346,7 +346,7 @@ impl Device<'_> {
     }
 
     /// Imports rows that were gathered, and runs the first products on them.
-    pub(super) fn import(&mut self, layer: u32, staged: Value, inside: BlockInner) {
+    pub(super) fn import(&mut self, layer: u32, staged: TensorRows, inside: BlockInner) {
         let piece = self.b.tensor(Role::Gathered, staged.rows, self.hidden());
         self.b.compute(OpKind::Import, &[staged.all()], &[piece.all()]);
         first_products(self.b, layer, piece.all(), inside, staged.rows);
@@ -357,7 +357,7 @@ impl Device<'_> {
         &mut self,
         here: Next,
         carried: Option<Carried>,
-        mut staged: Vec<Value>,
+        mut staged: Vec<TensorRows>,
     ) -> BlockInner {
         self.b.at = (here.block, here.layer);
         let needs = self.active(here);
@@ -371,7 +371,7 @@ impl Device<'_> {
             self.take_in_rest(here, &mut staged);
         }
         let others = if self.by_tile() { 0 } else { self.ring.len() };
-        let read = |this: &mut Self, tile: Value| {
+        let read = |this: &mut Self, tile: TensorRows| {
             if let Some(whole) = whole {
                 this.b.compute(OpKind::Import, &[tile.all()], &[whole.rows(tile.rows)]);
             } else if !inside.is_empty() {
@@ -411,7 +411,7 @@ impl Device<'_> {
             (!inside.is_empty() && !self.overlaps()).then(|| self.partial(here, inside, self.all));
         let joined = carried.map(|_| self.joined());
         let direct = self.is_direct();
-        let mut early: Vec<Vec<Value>> = Vec::new();
+        let mut early: Vec<Vec<TensorRows>> = Vec::new();
         for owner in self.ring.departures(self.me) {
             let mine = owner == self.me;
             if mine && self.by_tile() {
@@ -464,7 +464,7 @@ impl Device<'_> {
 
     /// Takes in the sums of an own tile: one that came along the ring, or one of each device that
     /// contributes, in rank order.
-    fn sums(&mut self, here: Next, contributes: &[bool], tile: usize) -> Vec<Value> {
+    fn sums(&mut self, here: Next, contributes: &[bool], tile: usize) -> Vec<TensorRows> {
         let from: Vec<usize> = match exchange(self.lowering.plan) {
             Exchange::Ring => {
                 let hop = self.ring.scatter_hop(self.me, self.me, contributes);
@@ -487,8 +487,8 @@ impl Device<'_> {
         contributes: &[bool],
         rows: Span<Row>,
         partial: Option<Region>,
-        mut sums: Vec<Value>,
-    ) -> (Option<Region>, Vec<Value>) {
+        mut sums: Vec<TensorRows>,
+    ) -> (Option<Region>, Vec<TensorRows>) {
         let before = contributes[..self.me].iter().filter(|contributes| **contributes).count();
         let exact = self.lowering.plan.wire == WireType::F32;
         match partial {
@@ -510,7 +510,7 @@ impl Device<'_> {
         &mut self,
         rows: Span<Row>,
         mut partial: Option<Region>,
-        mut sums: Vec<Value>,
+        mut sums: Vec<TensorRows>,
     ) -> BlockSum {
         let last = sums.pop();
         for staged in sums {
@@ -532,7 +532,12 @@ impl Device<'_> {
     }
 
     /// The device's partial sums of some rows.
-    pub(super) fn partial(&mut self, here: Next, inside: BlockInner, rows: Span<Row>) -> Value {
+    pub(super) fn partial(
+        &mut self,
+        here: Next,
+        inside: BlockInner,
+        rows: Span<Row>,
+    ) -> TensorRows {
         let heads = self.part(self.me, here.layer).heads;
         last_products(self.b, self.lowering, here.layer, heads, inside, rows)
     }
@@ -541,11 +546,11 @@ impl Device<'_> {
         &mut self,
         partial: Region,
         rows: Span<Row>,
-        added: Option<Value>,
-    ) -> Value {
+        added: Option<TensorRows>,
+    ) -> TensorRows {
         let out = self.b.tensor(Role::SumTile, rows, self.hidden());
         let mut reads = vec![partial];
-        reads.extend(added.map(Value::all));
+        reads.extend(added.map(TensorRows::all));
         self.b.compute(OpKind::Export { staged: added.is_some() }, &reads, &[out.all()]);
         out
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Lowering,
-    build::{Builder, Tile, Value},
+    build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     exchange,
     ring::Ring,
@@ -23,7 +23,7 @@ pub(super) fn lower(
     lowering: Lowering<'_>,
     owned: &[Span<Row>],
     has_all: impl Fn(Rank) -> bool,
-    last: Option<Value>,
+    last: Option<TensorRows>,
 ) {
     let Lowering { spec, shape, .. } = lowering;
     b.at = (Block::Head, spec.layers);
@@ -155,7 +155,13 @@ fn numbers(wanted: &[(u32, Span<Row>)], own: Span<Row>) -> Span<Row> {
 }
 
 /// Copies the wanted rows among those of `own` that have the numbers of `piece`.
-fn select(b: &mut Builder, wanted: &[Numbered], own: Span<Row>, last: Value, piece: Value) {
+fn select(
+    b: &mut Builder,
+    wanted: &[Numbered],
+    own: Span<Row>,
+    last: TensorRows,
+    piece: TensorRows,
+) {
     for &(_, batch, numbers) in wanted {
         // Of this segment's wanted rows: those that are mine and in this tile.
         let mine = batch.intersect(own);
@@ -181,7 +187,7 @@ fn logits(
     lowering: Lowering<'_>,
     owned: &[Span<Row>],
     has_all: impl Fn(Rank) -> bool,
-    last: Option<Value>,
+    last: Option<TensorRows>,
 ) -> Vec<Region> {
     let Lowering { spec, plan, phase, shape, .. } = lowering;
     let wanted = wanted_rows(shape);

@@ -3,7 +3,7 @@
 //! what is changed.
 #![allow(clippy::unwrap_used)]
 
-use super::build::{Builder, Tile, Value as Tensor};
+use super::build::{Builder, TensorRows as Tensor, Tile};
 use crate::{
     Program, VerifyError,
     operators::{
@@ -264,7 +264,7 @@ fn fewer<U: galaxy_common::span::Unit>(span: Span<U>, first: bool) -> Span<U> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn rows_of_images_are_shared_and_what_windows_lack_is_found(
+    fn image_programs_verify_and_changed_regions_are_refused(
         case in any_case(), number in 0usize..1000, first: bool, how in 0..5,
     ) {
         prop_assert_eq!(case.network.graph.check(), Ok(()));
@@ -314,7 +314,7 @@ fn seven_rows(steps: &[Step]) -> Case {
 }
 
 #[test]
-fn a_halo_goes_to_the_neighbours_and_a_row_of_it_that_is_missing_is_found() {
+fn halo_rows_go_to_neighbours_and_a_missing_row_is_an_error() {
     let case = seven_rows(&[(0, Some([SAME; 2])), (0, Some([HALF; 2]))]);
     assert_eq!(case.verify(), Ok(()));
     let count = |program: &Program, is: fn(&OpKind) -> bool| {
@@ -339,7 +339,7 @@ fn a_halo_goes_to_the_neighbours_and_a_row_of_it_that_is_missing_is_found() {
 }
 
 #[test]
-fn a_row_too_few_at_the_clipped_edge_is_found() {
+fn a_missing_row_at_a_clipped_window_edge_is_an_error() {
     for (rank, first) in [(0, true), (3, false)] {
         let mut case = seven_rows(&[(0, Some([SAME; 2]))]);
         let operations = &mut case.programs[rank].operations;
@@ -363,7 +363,7 @@ fn slots(program: &Program, at: usize) -> [u32; 2] {
 }
 
 #[test]
-fn what_nobody_reads_any_more_is_overwritten_in_place() {
+fn tensors_without_later_readers_are_overwritten_in_place() {
     let axes = Axes::Image { height: 7, width: 5, channels: 2 };
     let one = |steps: &[Step]| Case::new(Network::new(1, axes, steps), &[1], WireType::F32);
     let case = one(&[(0, None), (0, None), (0, Some([SAME; 2]))]);
@@ -384,7 +384,7 @@ fn what_nobody_reads_any_more_is_overwritten_in_place() {
 }
 
 #[test]
-fn what_is_overwritten_while_somebody_reads_it_is_found() {
+fn overwriting_a_tensor_before_the_last_read_is_an_error() {
     let axes = Axes::Image { height: 7, width: 5, channels: 2 };
     let one = |steps: &[Step]| Case::new(Network::new(1, axes, steps), &[1], WireType::F32);
     let reuse = |case: Case, tensor: u32, slot: u32| {

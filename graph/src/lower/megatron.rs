@@ -4,7 +4,7 @@
 use super::{
     Lowering,
     block::{BlockSum, blocks, computes, embed, first_products, join_kind, last_products, room},
-    build::{Builder, Tile, Value},
+    build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     head,
     ring::Ring,
@@ -94,8 +94,8 @@ impl AllReduce<'_> {
         b: &mut Builder,
         at: (Block, u32),
         contributes: &[bool],
-        partial: Option<Value>,
-    ) -> Value {
+        partial: Option<TensorRows>,
+    ) -> TensorRows {
         let Self { ring, me, chunks, hidden: width, transfers } = *self;
         let id = |collective, owner| transfers.id(at, collective, owner, 0);
         let sum_tile = |rows| Tile { role: Role::SumTile, rows, width };
@@ -114,7 +114,7 @@ impl AllReduce<'_> {
                 (Some(partial), added) => {
                     let out = b.tensor(Role::SumTile, rows, width);
                     let mut reads = vec![partial.rows(rows)];
-                    reads.extend(added.map(Value::all));
+                    reads.extend(added.map(TensorRows::all));
                     let kind = OpKind::Export { staged: added.is_some() };
                     b.compute(kind, &reads, &[out.all()]);
                     Some(out)

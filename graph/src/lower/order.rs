@@ -20,7 +20,7 @@ use std::{
 /// with the block's last product and ends with the first product of the block that follows. `back` names
 /// an owner of rows by its distance backwards along the ring; 0 is the device itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Step {
+pub(super) enum LayerStep {
     /// The last product of the block.
     Partial { half: usize, back: usize, tile: usize },
     /// Adds the sum that came for another owner, and makes it ready to be sent on.
@@ -33,7 +33,7 @@ pub(super) enum Step {
     Shift { half: usize, collective: Collective, back: usize, tile: usize },
 }
 
-impl Step {
+impl LayerStep {
     fn tile(self) -> usize {
         match self {
             Self::Partial { tile, .. }
@@ -116,33 +116,33 @@ impl Costs {
         let wire = (all * n * 23 / (transfers * 25)).max(1);
         Self { partial, first, row: (all / 200).max(1), wire, lag: wire * tiles / 4 }
     }
-    fn of(&self, step: Step) -> u64 {
+    fn of(&self, step: LayerStep) -> u64 {
         match step {
-            Step::Partial { half, .. } => self.partial[half].max(1),
-            Step::First { half, .. } => self.first[half].max(1),
-            Step::Pass { .. } | Step::Join { .. } => self.row,
-            Step::Shift { .. } => self.wire,
+            LayerStep::Partial { half, .. } => self.partial[half].max(1),
+            LayerStep::First { half, .. } => self.first[half].max(1),
+            LayerStep::Pass { .. } | LayerStep::Join { .. } => self.row,
+            LayerStep::Shift { .. } => self.wire,
         }
     }
 }
 
 /// All steps of a layer in a ring of `n` devices of `tiles` tiles each, each after those that it
 /// needs.
-fn steps(halves: usize, n: usize, tiles: usize) -> Vec<Step> {
+fn steps(halves: usize, n: usize, tiles: usize) -> Vec<LayerStep> {
     use Collective::{Gather, Scatter};
     let mut steps = Vec::new();
     for half in 0..halves {
         for tile in 0..tiles {
-            steps.extend((0..n).map(|back| Step::Partial { half, back, tile }));
+            steps.extend((0..n).map(|back| LayerStep::Partial { half, back, tile }));
             for back in 1..n {
-                steps.push(Step::Pass { half, back, tile });
-                steps.push(Step::Shift { half, collective: Scatter, back, tile });
+                steps.push(LayerStep::Pass { half, back, tile });
+                steps.push(LayerStep::Shift { half, collective: Scatter, back, tile });
             }
-            steps.push(Step::Join { half, tile });
-            steps.push(Step::First { half, back: 0, tile });
+            steps.push(LayerStep::Join { half, tile });
+            steps.push(LayerStep::First { half, back: 0, tile });
             for back in 1..n {
-                steps.push(Step::Shift { half, collective: Gather, back: back - 1, tile });
-                steps.push(Step::First { half, back, tile });
+                steps.push(LayerStep::Shift { half, collective: Gather, back: back - 1, tile });
+                steps.push(LayerStep::First { half, back, tile });
             }
         }
     }
@@ -183,17 +183,23 @@ impl Lane {
 
 /// The steps of a layer in the order in which devices take them, once it is known: the same on all
 /// devices.
-pub(crate) type Order = OnceCell<Vec<Step>>;
+pub(crate) type Order = OnceCell<Vec<LayerStep>>;
 
 /// The steps of a layer, in the order in which each device of a ring of `n` > 1 takes them.
-pub(super) fn staggered(spec: &ModelSpec, shape: &BatchShape, n: usize, tiles: usize) -> Vec<Step> {
+pub(super) fn staggered(
+    spec: &ModelSpec,
+    shape: &BatchShape,
+    n: usize,
+    tiles: usize,
+) -> Vec<LayerStep> {
     list(&Costs::new(spec, shape, n, tiles), n, tiles)
 }
 
 /// The steps of a layer in the order that list scheduling gives under these costs.
-fn list(costs: &Costs, n: usize, tiles: usize) -> Vec<Step> {
+fn list(costs: &Costs, n: usize, tiles: usize) -> Vec<LayerStep> {
     let steps = steps(costs.partial.len(), n, tiles);
-    let index: BTreeMap<Step, usize> = steps.iter().enumerate().map(|(i, s)| (*s, i)).collect();
+    let index: BTreeMap<LayerStep, usize> =
+        steps.iter().enumerate().map(|(i, s)| (*s, i)).collect();
     let after: Vec<Vec<usize>> =
         steps.iter().map(|s| s.after(n).iter().map(|a| index[a]).collect()).collect();
     let mut before: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
@@ -208,7 +214,7 @@ fn list(costs: &Costs, n: usize, tiles: usize) -> Vec<Step> {
         .iter()
         .zip(&path)
         .map(|(step, &path)| {
-            let row = matches!(step, Step::Pass { .. } | Step::Join { .. });
+            let row = matches!(step, LayerStep::Pass { .. } | LayerStep::Join { .. });
             (!row, step.tile() >= tiles.div_ceil(2), Reverse(path), step.tile())
         })
         .collect();
@@ -245,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_step_comes_once_and_after_what_it_needs() {
+    fn every_step_is_listed_once_and_after_its_dependencies() {
         let costs = |halves: usize, tiles: usize| Costs {
             partial: vec![2, 4][..halves].to_vec(),
             first: vec![4, 3][..halves].to_vec(),

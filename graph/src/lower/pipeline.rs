@@ -12,7 +12,7 @@ use super::{
         BlockInner, BlockSum, blocks, embed, first_products, join_kind, last_products, norm_first,
         room,
     },
-    build::{Builder, Tile, Value},
+    build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     galaxy::Carried,
     head, kv_span,
@@ -114,11 +114,11 @@ struct Stage<'a> {
 impl Stage<'_> {
     /// Sends all parts through the stage; returns the rows after the last norm where no stage
     /// follows.
-    fn run(&mut self, parts: &[MicroBatch], most: u32) -> Option<Value> {
+    fn run(&mut self, parts: &[MicroBatch], most: u32) -> Option<TensorRows> {
         let Lowering { spec, shape, .. } = self.lowering;
         let result = self.after.is_none().then(|| self.carried(Span::first(shape.rows())));
         // For each layer, the tensor for the texts of the part.
-        let mut qkv: Vec<Option<Value>> = vec![None; self.layers.len() as usize];
+        let mut qkv: Vec<Option<TensorRows>> = vec![None; self.layers.len() as usize];
         let mut sent = 0;
         for part in parts {
             let tiles: Vec<Span<Row>> = part.tiles(most).collect();
@@ -187,7 +187,7 @@ impl Stage<'_> {
         tiles: &[Span<Row>],
         first: usize,
         carried: Carried,
-        qkv: Value,
+        qkv: TensorRows,
     ) {
         let layer = self.layers.start();
         let pieces = if self.before.is_some() { tiles } else { &[rows] };
@@ -232,7 +232,7 @@ impl Stage<'_> {
     }
 
     /// Sends a tile of the residual to the stage that follows.
-    fn send(&mut self, residual: Value, rows: Span<Row>, index: usize) {
+    fn send(&mut self, residual: TensorRows, rows: Span<Row>, index: usize) {
         let Some(to) = self.after else { return };
         let out = self.b.tensor(Role::RowTile, rows, self.lowering.spec.hidden);
         let kind = OpKind::Export { staged: false };
@@ -247,7 +247,7 @@ mod tests {
     use galaxy_common::{Segment, Wanted};
 
     #[test]
-    fn parts_end_with_texts_where_rows_see_all_of_theirs() {
+    fn micro_batches_of_non_causal_models_end_with_sequences() {
         let segment = |(slot, rows)| Segment {
             slot,
             context_len: 0,

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_skip_who_has_no_part() {
+    fn ring_routes_start_and_end_at_devices_that_take_part() {
         let ring = Ring { ranks: (0..4).map(Rank).collect() };
         // Rank 2 needs nothing but passes on; rank 3 is the last that needs.
         let needs = [true, true, false, true];
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_routes_go_to_who_needs_a_tile_and_no_further() {
+    fn direct_routes_go_only_to_devices_that_need_the_tile() {
         let ring = Ring { ranks: (0..4).map(Rank).collect() };
         let needs = [true, true, false, true];
         let route = |owner, me| ring.gather_route(Exchange::Direct, owner, me, &needs);

@@ -9,10 +9,10 @@
 
 use super::{
     block::{BlockInner, BlockSum, append_kv, first_products, room},
-    build::{Tile, Value},
+    build::{TensorRows, Tile},
     collective::Collective,
     exchange,
-    galaxy::{Ahead, Carried, Device, Next, ends},
+    galaxy::{Ahead, Carried, DeviceLowering, Next, ends},
     kv_span,
     ring::Route,
     visible,
@@ -20,7 +20,7 @@ use super::{
 use crate::program::{Block, OpKind, Role};
 use galaxy_common::{Row, Span, WeightFormat};
 
-impl Device<'_> {
+impl DeviceLowering<'_> {
     /// The rows that each position of the ring sees in a layer.
     fn sees(&self, layer: u32) -> &[Span<Row>] {
         &self.sees[(layer as usize).min(self.sees.len() - 1)]
@@ -64,7 +64,13 @@ impl Device<'_> {
 
     /// Computes queries, keys and values of an own tile, and sends keys and values to the devices that
     /// need them.
-    pub(super) fn offer_keys(&mut self, next: Next, normed: Value, tile: usize, ahead: &mut Ahead) {
+    pub(super) fn offer_keys(
+        &mut self,
+        next: Next,
+        normed: TensorRows,
+        tile: usize,
+        ahead: &mut Ahead,
+    ) {
         self.b.at = (next.block, next.layer);
         let rows = self.tiles[self.me][tile];
         let (queries, keys) = self.widths(next.layer);
@@ -160,7 +166,7 @@ impl Device<'_> {
     }
 
     /// A tensor for keys and values of all rows that the own rows see; `None` where those are all own.
-    fn keys(&mut self, here: Next, staged: &[Value]) -> Option<Value> {
+    fn keys(&mut self, here: Next, staged: &[TensorRows]) -> Option<TensorRows> {
         if !self.gathers_keys(here.layer) {
             return None;
         }
@@ -171,7 +177,7 @@ impl Device<'_> {
     }
 
     /// Imports those of the staged tiles that have some of these rows.
-    fn import_keys(&mut self, keys: Value, staged: &mut Vec<Value>, rows: Span<Row>) {
+    fn import_keys(&mut self, keys: TensorRows, staged: &mut Vec<TensorRows>, rows: Span<Row>) {
         for tile in staged.extract_if(.., |tile| tile.rows.overlaps(rows)) {
             self.b.compute(OpKind::Import, &[tile.all()], &[keys.rows(tile.rows)]);
         }
@@ -192,7 +198,7 @@ impl Device<'_> {
     }
 
     /// Computes the intermediate rows of the MLP.
-    fn inner(&mut self, here: Next, carried: Carried, rows: Span<Row>) -> Option<Value> {
+    fn inner(&mut self, here: Next, carried: Carried, rows: Span<Row>) -> Option<TensorRows> {
         let part = self.part(self.me, here.layer);
         let inside = room(self.b, self.lowering.spec, &part, Block::Mlp, rows);
         first_products(self.b, here.layer, carried.normed.rows(rows), inside, rows);

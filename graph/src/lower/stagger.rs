@@ -4,10 +4,10 @@
 use super::{
     Lowering,
     block::{BlockInner, BlockSum, blocks, first_products},
-    build::{Tile, Value},
+    build::{TensorRows, Tile},
     collective::Collective,
-    galaxy::{Carried, Device, Next},
-    order::{Step, staggered},
+    galaxy::{Carried, DeviceLowering, Next},
+    order::{LayerStep, staggered},
 };
 use crate::program::Role;
 use galaxy_common::Exchange;
@@ -36,12 +36,12 @@ struct Half {
     first: BlockInner,
     /// The device's own parts of sums, by owner and tile; `sums` and `rows`: what is staged of each
     /// collective.
-    partials: BTreeMap<(usize, usize), Value>,
-    sums: BTreeMap<(usize, usize), Value>,
-    rows: BTreeMap<(usize, usize), Value>,
+    partials: BTreeMap<(usize, usize), TensorRows>,
+    sums: BTreeMap<(usize, usize), TensorRows>,
+    rows: BTreeMap<(usize, usize), TensorRows>,
 }
 
-impl Device<'_> {
+impl DeviceLowering<'_> {
     /// How many tiles a device has at most, if tiles are staggered; equal on all devices.
     pub(super) fn staggers(&self) -> Option<usize> {
         let plan = self.lowering.plan;
@@ -60,7 +60,7 @@ impl Device<'_> {
         tiles: usize,
         mut carried: Option<Carried>,
         mut inside: BlockInner,
-    ) -> Option<Value> {
+    ) -> Option<TensorRows> {
         let (Lowering { spec, shape, .. }, n) = (self.lowering, self.ring.len());
         let order = self.order.get_or_init(|| staggered(spec, shape, n, tiles));
         for layer in 0..spec.layers {
@@ -96,13 +96,13 @@ impl Device<'_> {
     }
 
     /// Lowers one step of all devices, as far as this one has a part in it.
-    fn step(&mut self, halves: &mut [Half], step: Step) {
+    fn step(&mut self, halves: &mut [Half], step: LayerStep) {
         let owner = |back| self.ring.back(self.me, back);
         match step {
-            Step::Partial { half, back, tile } => {
+            LayerStep::Partial { half, back, tile } => {
                 self.partial_of(&mut halves[half], owner(back), tile);
             }
-            Step::Pass { half, back, tile } => {
+            LayerStep::Pass { half, back, tile } => {
                 let (half, key) = (&mut halves[half], (owner(back), tile));
                 // A device without a part passes the sum through without a copy.
                 if let Some(partial) = half.partials.remove(&key) {
@@ -111,11 +111,11 @@ impl Device<'_> {
                     half.sums.insert(key, self.export(partial.all(), partial.rows, added));
                 }
             }
-            Step::Join { half, tile } => self.join_of(&mut halves[half], tile),
-            Step::First { half, back, tile } => {
+            LayerStep::Join { half, tile } => self.join_of(&mut halves[half], tile),
+            LayerStep::First { half, back, tile } => {
                 self.first_of(&halves[half], owner(back), tile);
             }
-            Step::Shift { half, collective, back, tile } => {
+            LayerStep::Shift { half, collective, back, tile } => {
                 self.shift(&mut halves[half], collective, (owner(back), owner(back + 1)), tile);
             }
         }
@@ -139,7 +139,7 @@ impl Device<'_> {
             return;
         };
         let key = (self.me, tile);
-        let partial = half.partials.remove(&key).map(Value::all);
+        let partial = half.partials.remove(&key).map(TensorRows::all);
         let sum = BlockSum { partial, staged: half.sums.remove(&key) };
         self.join(half.here, carried, joined, rows, sum);
         if self.ring.gather_hop(self.me, self.me, &half.needs).send {

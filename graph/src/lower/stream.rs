@@ -2,7 +2,7 @@
 
 use super::{
     LowerError,
-    build::{Builder, Value},
+    build::{Builder, TensorRows},
 };
 use crate::{
     pieces::Piece,
@@ -15,7 +15,7 @@ use std::ops::Range;
 struct Buffer<'a> {
     streaming: &'a Streaming,
     /// Pieces that are in the buffer: their numbers and tensors.
-    there: Vec<(usize, Value)>,
+    there: Vec<(usize, TensorRows)>,
     /// Ranges of the buffer that were used, each with the tensor that was there last.
     last: Vec<(Range<u64>, TensorId)>,
     /// Where the next piece goes in a ring; `part`: which part it takes where the buffer is cut into parts.
@@ -52,7 +52,7 @@ pub(super) fn weave(
 }
 
 /// The part of a product that computes the columns of a piece.
-fn part_of(op: &Operation, piece: &Piece, weights: Option<Value>) -> Operation {
+fn part_of(op: &Operation, piece: &Piece, weights: Option<TensorRows>) -> Operation {
     let mut part = op.clone();
     let columns = |region: &mut Region| {
         let start = region.columns.start();
@@ -61,7 +61,7 @@ fn part_of(op: &Operation, piece: &Piece, weights: Option<Value>) -> Operation {
     part.writes.iter_mut().for_each(columns);
     // The sums that are added to it.
     part.reads.iter_mut().skip(1).for_each(columns);
-    part.reads.extend(weights.map(Value::all));
+    part.reads.extend(weights.map(TensorRows::all));
     part
 }
 
@@ -73,7 +73,7 @@ impl Buffer<'_> {
         number: usize,
         piece: &Piece,
         loads: &mut [u64],
-    ) -> Result<Value, LowerError> {
+    ) -> Result<TensorRows, LowerError> {
         if let Some((_, there)) = self.there.iter().find(|(there, _)| *there == number) {
             return Ok(*there);
         }

@@ -119,7 +119,7 @@ mod tests {
     use galaxy_common::Row;
 
     #[test]
-    fn a_window_reads_what_its_results_see() {
+    fn a_window_reaches_all_values_that_the_kernel_reads() {
         let mut seen = 0;
         for code in 0..3u32.pow(5) * 8 {
             let digit = |at: u32| code / 3u32.pow(at) % 3;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_counted_in_what_is_read() {
+    fn the_reach_of_a_window_is_clipped_to_the_rows_of_the_input() {
         let window = Window { kernel: 3, dilation: 2, stride: 2, before: 2, after: 2 };
         assert_eq!((window.extent(), window.results(9)), (5, Ok(5)));
         let (made, read) = (Span::<Row>::new(5, 10), Span::<Row>::new(9, 18));

@@ -73,7 +73,7 @@ fn step(breadths: &[CandidateCount]) -> BatchShape {
 }
 
 #[test]
-fn a_step_of_many_sequences_has_the_operations_of_one() {
+fn a_step_of_many_sequences_samples_with_the_operations_of_one() {
     use CandidateCount::{All, Few, Many};
     let (spec, plan) = case();
     let breadths = [Few, Many, Few, All, Few];
@@ -113,7 +113,7 @@ fn a_step_of_many_sequences_has_the_operations_of_one() {
 /// A batch of a prompt of which more rows follow, one that ends, sequences that are generated, and logits that
 /// are asked for.
 #[test]
-fn sequences_that_go_on_stand_beside_others() {
+fn programs_of_mixed_prefill_and_decode_batches_verify() {
     let (spec, plan) = case();
     let token = Wanted::Token(CandidateCount::Few);
     let segments =
@@ -132,7 +132,7 @@ fn sequences_that_go_on_stand_beside_others() {
 type Break<'a> = dyn Fn(&mut [Program]) + 'a;
 
 #[test]
-fn broken_choices_are_found() {
+fn programs_with_broken_token_choices_are_refused() {
     let (spec, plan) = case();
     let shape = step(&[CandidateCount::Few; 3]);
     let good = lower(&spec, &Formats::default(), &plan, Phase::Decode, &shape).unwrap();
@@ -178,7 +178,7 @@ fn broken_choices_are_found() {
 /// Rows of a draft are those of one sequence, and sequences may share blocks: each has to fit the cache by
 /// itself.
 #[test]
-fn a_text_fits_the_cache_whoever_shares_its_blocks() {
+fn the_kv_cache_limit_holds_for_each_sequence_not_for_the_sum() {
     let (spec, plan) = case();
     let cache = Cache { rows: Cache::BLOCK, ..plan.cache };
     let plan = Plan { cache, max_rows: 64, ..plan };

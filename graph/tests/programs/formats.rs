@@ -47,7 +47,7 @@ fn runs(
 }
 
 #[test]
-fn neighbours_of_one_format_are_one_matrix() {
+fn neighbouring_slices_of_one_weight_format_form_one_matrix() {
     let spec = model();
     let graph = OperatorGraph::of(&spec);
     let all = part(&spec, Span::first(4), (0, 96));
@@ -65,7 +65,7 @@ fn neighbours_of_one_format_are_one_matrix() {
 }
 
 #[test]
-fn what_cuts_a_group_or_gates_another_format_is_widened() {
+fn cut_groups_and_gates_of_mixed_formats_are_widened_to_f32() {
     let spec = model();
     let graph = OperatorGraph::of(&spec);
     let formats = Formats::all(Q4K);
@@ -95,7 +95,7 @@ fn what_cuts_a_group_or_gates_another_format_is_widened() {
 }
 
 #[test]
-fn a_shard_takes_the_bytes_of_its_runs() {
+fn shard_bytes_follow_the_weight_format_of_each_matrix() {
     let spec = model();
     let graph = OperatorGraph::of(&spec);
     let all = part(&spec, Span::first(4), (0, 96));
@@ -109,7 +109,7 @@ fn a_shard_takes_the_bytes_of_its_runs() {
 }
 
 #[test]
-fn what_is_held_in_another_format_is_read_anew() {
+fn weights_that_change_format_are_read_again_in_a_transition() {
     let spec = ModelSpec { mlp_bias: false, ..model() };
     let graph = OperatorGraph::of(&spec);
     let read = |formats: &Formats, old, new| {
@@ -125,7 +125,7 @@ fn what_is_held_in_another_format_is_read_anew() {
 }
 
 #[test]
-fn matrices_of_a_piece_begin_at_lines() {
+fn matrices_of_a_piece_are_aligned_to_cache_lines() {
     let spec = ModelSpec { hidden: 32, ..model() };
     let graph = OperatorGraph::of(&spec);
     let most = WeightFormat::Mxfp4;
@@ -187,7 +187,7 @@ fn weights_from_disk_are_as_stored_or_widened() {
 }
 
 #[test]
-fn models_in_blocks_are_cut_between_them() {
+fn quantised_models_are_cut_between_quantisation_groups() {
     let spec = model();
     let cuts = |head_width, formats: &Formats| {
         let cuts = Cuts::of(&ModelSpec { head_width, ..spec.clone() }, formats);

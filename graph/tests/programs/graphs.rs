@@ -359,7 +359,7 @@ fn change(graph: &OperatorGraph, kind: &mut OpKind, by: u32) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn programs_of_random_graphs_are_proved_and_changed_ones_found(
+    fn programs_of_random_graphs_verify_and_changed_programs_are_refused(
         case in any_case(), rank in any::<usize>(), at in any::<usize>(), by in 0u32..1000,
     ) {
         prop_assert_eq!(case.graph.check(), Ok(()));

@@ -359,7 +359,10 @@ proptest! {
 
     /// Sequences in the KV cache, in both phases, with tokens that are chosen.
     #[test]
-    fn programs_of_texts_that_go_on_verify((mut spec, mut plan, shape) in any_plan(), seed: u64) {
+    fn programs_of_cached_sequences_verify_and_never_deadlock(
+        (mut spec, mut plan, shape) in any_plan(),
+        seed: u64,
+    ) {
         prop_assume!(matches!(spec.head, HeadSpec::Language { .. }));
         spec.causal = true;
         plan.cache = Cache { rows: 1 << 20, values: galaxy_common::CacheType::F16 };
@@ -414,7 +417,7 @@ proptest! {
 
     /// Weights from disk: whatever stays, and however small the buffer.
     #[test]
-    fn programs_that_read_weights_verify(
+    fn programs_that_stream_weights_verify_within_the_budget(
         (spec, plan, shape) in any_plan(),
         way in (0u64..4, 0u16..4, 1u16..4, any::<u64>()),
         seed: u64,
@@ -456,7 +459,10 @@ proptest! {
 
     /// A few of many layers that are cut alike show what all of them need.
     #[test]
-    fn needs_are_those_of_all_layers((mut spec, mut plan, shape) in any_plan(), times in 1u32..7) {
+    fn memory_needs_from_a_few_layers_equal_needs_of_all_layers(
+        (mut spec, mut plan, shape) in any_plan(),
+        times in 1u32..7,
+    ) {
         let longer = |layers: Span<Layer>| Span::new(layers.start() * times, layers.end() * times);
         spec.layers *= times;
         plan.modes.iter_mut().for_each(|m| m.layers = longer(m.layers));
@@ -556,7 +562,7 @@ impl Case {
 }
 
 #[test]
-fn programs_of_the_shapes_that_were_asked_for_last_are_kept() {
+fn programs_of_the_most_recently_used_shapes_are_kept() {
     let Case { spec, plan, .. } = case();
     let (plan, other) = (Arc::new(plan.clone()), Arc::new(plan));
     let mut lowered = Lowered::new(2);
@@ -671,7 +677,7 @@ fn keys_sent(weights: &[u32], texts: &[u32]) -> Vec<usize> {
 }
 
 #[test]
-fn keys_and_values_of_whole_texts_stay_where_they_are() {
+fn keys_and_values_of_whole_sequences_are_not_sent() {
     assert_eq!(keys_sent(&[1, 1, 1], &[96]), [2, 2, 2]);
     // 10.7 texts each: cuts move to the ends of texts.
     assert_eq!(keys_sent(&[1, 1, 1], &[8; 32]), [0, 0, 0]);
@@ -693,7 +699,7 @@ fn a_budget_overflow_is_found_with_both_numbers() {
 }
 
 #[test]
-fn needs_of_all_devices_are_those_of_each_and_bounded() {
+fn memory_needs_of_all_devices_equal_needs_of_each_device() {
     let case = case();
     let all = budget::needs_all(&case.spec, &Formats::default(), &case.plan).unwrap();
     assert_eq!(all.len(), case.plan.ring.len());
@@ -753,7 +759,7 @@ fn an_incomplete_sum_is_found() {
 }
 
 #[test]
-fn only_the_last_stage_owns_rows() {
+fn rows_owned_by_any_stage_but_the_last_are_refused() {
     let spec = spec(12, true, true, 3, language());
     let way = RandomLayout {
         strategy: Strategy::Pipeline,
@@ -772,7 +778,7 @@ fn only_the_last_stage_owns_rows() {
 }
 
 #[test]
-fn a_head_of_many_tiles_has_room_to_send_them() {
+fn programs_whose_language_head_has_many_tiles_verify() {
     let spec = spec(12, false, false, 1, language());
     let shape = BatchShape::single(16, Wanted::AllLogits).unwrap();
     for tiles in [8, 16, 64] {

@@ -34,7 +34,7 @@ fn specs() -> Vec<ModelSpec> {
 }
 
 #[test]
-fn a_graph_fits_together_and_names_every_weight() {
+fn operator_graphs_are_consistent_and_name_every_weight() {
     for spec in specs() {
         let graph = OperatorGraph::of(&spec);
         assert_eq!(graph.check(), Ok(()), "{spec:?}");
@@ -56,7 +56,7 @@ fn a_graph_fits_together_and_names_every_weight() {
 }
 
 #[test]
-fn a_graph_that_does_not_fit_together_is_told() {
+fn an_inconsistent_operator_graph_is_refused() {
     let whole = OperatorGraph::of(&spec(12, true, true, 3, language()));
     let mut wide = whole.clone();
     let columns = wide.values[0].columns() + 1;
@@ -146,7 +146,7 @@ fn a_share_of_another_device_is_found() {
 }
 
 #[test]
-fn products_of_a_graph_are_what_they_are_measured_as() {
+fn products_and_kernels_agree_on_which_side_is_cut() {
     let graph = OperatorGraph::of(&spec(12, true, true, 3, language()));
     for operator in &graph.operators {
         if let Operator::Product(product) = operator {

@@ -67,7 +67,7 @@ fn keys_and_values_travel_while_rows_are_computed() {
 }
 
 #[test]
-fn staggered_tiles_come_near_what_compute_and_links_allow() {
+fn staggered_tiles_come_within_4_percent_of_the_bound() {
     let shape = BatchShape::single(284, Wanted::Pooled(Pooling::Mean)).unwrap();
     for (spec, tiles, bound) in [
         (well_known(1024, 24), 4, 1.01),
@@ -84,7 +84,7 @@ fn staggered_tiles_come_near_what_compute_and_links_allow() {
 }
 
 #[test]
-fn queries_are_made_when_keys_and_values_are_on_their_way() {
+fn queries_are_computed_after_keys_and_values_are_sent() {
     let shape = BatchShape::single(96, Wanted::Pooled(Pooling::Mean)).unwrap();
     for (tiles, exchange) in [(1, Exchange::Ring), (2, Exchange::Direct), (4, Exchange::Ring)] {
         let way =
@@ -112,7 +112,7 @@ fn queries_are_made_when_keys_and_values_are_on_their_way() {
 /// A text of 64 rows is the first device's alone, and most of the second: attention over the first waits for
 /// no keys, and comes before those of the second are taken in.
 #[test]
-fn tiles_wait_for_the_keys_of_their_own_texts_only() {
+fn tiles_wait_only_for_the_keys_of_their_own_sequences() {
     let text =
         |slot, rows| Segment { slot, context_len: 0, cached: false, rows, wanted: Wanted::Hidden };
     let shape = BatchShape::new(vec![text(0, 64), text(1, 96)]).unwrap();
@@ -158,7 +158,7 @@ fn staggers(program: &Program, plan: &Plan) -> bool {
 }
 
 #[test]
-fn tiles_are_staggered_where_there_are_enough_of_a_size() {
+fn tiles_are_staggered_only_where_many_and_large_enough() {
     let shape = BatchShape::single(24, Wanted::Hidden).unwrap();
     for (hidden, tiles, expected) in
         [(WIDE, 4, true), (WIDE, 6, true), (WIDE, 3, false), (WIDE, 1, false), (12, 4, false)]

@@ -45,7 +45,7 @@ fn sent(programs: &[Program], layer: u32) -> u64 {
 }
 
 #[test]
-fn a_layer_with_a_window_sends_what_its_rows_see() {
+fn a_sliding_window_layer_sends_fewer_keys_and_values() {
     for (causal, window, devices) in [
         (true, SlidingWindow { before: 511, after: 0 }, 2),
         (true, SlidingWindow { before: 511, after: 0 }, 4),

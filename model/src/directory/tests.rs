@@ -3,7 +3,7 @@ use crate::testing::{edit, golden, golden_copy};
 use std::fs;
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_config_or_tensor_is_named_in_the_error() {
     let error = ModelDir::open(Path::new("/nowhere/at-all")).expect_err("nothing there");
     assert!(error.to_string().contains("config.json"), "{error}");
 
@@ -21,7 +21,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn config_and_weights_must_agree() {
+fn a_config_that_contradicts_the_weights_is_rejected() {
     let cases = [
         ("bert", "\"intermediate_size\": 50", "\"intermediate_size\": 51", "51"),
         ("bert", "\"vocab_size\": 97", "\"vocab_size\": 96", "word_embeddings"),
@@ -40,7 +40,7 @@ fn config_and_weights_must_agree() {
 }
 
 #[test]
-fn gamma_and_beta_are_the_same_norm() {
+fn norms_named_gamma_and_beta_are_read_as_weight_and_bias() {
     let copy = golden_copy("bert");
     let name = "bert.embeddings.LayerNorm.weight\"";
     edit(&copy, "model.safetensors", name, "bert.embeddings.LayerNorm.gamma\" ");
@@ -60,7 +60,7 @@ fn gamma_and_beta_are_the_same_norm() {
 }
 
 #[test]
-fn the_fingerprint_is_of_what_is_there() {
+fn the_fingerprint_depends_on_config_and_weights_not_on_the_path() {
     let model = ModelDir::open(&golden("llama-tied-bf16")).expect("a model");
     assert_eq!(model.fingerprint().len(), 64);
     let copy = golden_copy("llama-tied-bf16");
@@ -87,7 +87,7 @@ fn the_fingerprint_is_of_what_is_there() {
 }
 
 #[test]
-fn questions_beyond_the_model_are_the_callers_fault() {
+fn reads_outside_the_model_are_errors_of_the_caller() {
     let model = ModelDir::open(&golden("llama")).expect("a model");
     let mut out = vec![0.0; 48];
     let errors = [
@@ -112,7 +112,7 @@ fn questions_beyond_the_model_are_the_callers_fault() {
 }
 
 #[test]
-fn rows_come_in_any_order() {
+fn embedding_rows_can_be_read_in_any_order() {
     let model = ModelDir::open(&golden("bert-f16")).expect("a model");
     let ids = [5, 6, 7, 7, 8, 0, 96, 95, 96, 1];
     let mut together = vec![0.0; ids.len() * 42];

@@ -537,7 +537,7 @@ mod tests {
     /// Every field that a reader asks for is in the tables of its family, and every field that they mark as read is
     /// asked for.
     #[test]
-    fn the_tables_are_those_of_the_readers() {
+    fn field_tables_match_the_fields_that_readers_read() {
         for family in &FAMILIES {
             let tables = tables(family.model_type);
             read::take();
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_known() {
+    fn tensors_that_do_not_affect_results_are_recognised() {
         for name in [
             "bert.embeddings.position_ids",
             "transformer.h.3.attn.bias",

@@ -50,7 +50,7 @@ fn frequencies(config: &Value) -> Vec<f32> {
 }
 
 #[test]
-fn defaults_are_those_of_transformers() {
+fn defaults_match_transformers() {
     let bert = read_spec(&small_bert(json!({}))).expect("a spec");
     assert_eq!((bert.head_width, bert.norm_epsilon), (4, 1e-12));
     assert_eq!((bert.position_limit(), bert.activation), (512, Activation::Gelu));
@@ -86,7 +86,7 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
-fn labels_keep_their_numbers() {
+fn class_labels_are_ordered_by_number_and_bad_ones_rejected() {
     let labels: serde_json::Map<_, _> =
         (0..12).map(|i| (i.to_string(), json!(format!("n{i}")))).collect();
     let config = small_bert(json!({
@@ -105,7 +105,7 @@ fn labels_keep_their_numbers() {
 }
 
 #[test]
-fn rotary_scaling_is_in_the_frequencies() {
+fn rope_scaling_is_applied_to_the_frequencies() {
     let theta = json!({ "rope_theta": 400.0 });
     assert_eq!(frequencies(&small_llama(theta.clone())), [1.0, 0.05]);
     let new = json!({ "rope_theta": 9.0, "rope_parameters": over(theta, json!({ "rope_type": "default" })) });
@@ -134,7 +134,7 @@ fn rotary_scaling_is_in_the_frequencies() {
 
 /// Numbers of `transformers` 5.24, which `scripts/golden.py` holds the whole models against.
 #[test]
-fn every_rule_of_rotary_positions_is_carried_out() {
+fn every_rope_scaling_rule_matches_transformers() {
     let rotary = |changes: Value| {
         let base = json!({ "head_dim": 8, "max_position_embeddings": 256 });
         match read_spec(&small_llama(over(base, changes))).expect("a spec").positions {
@@ -204,7 +204,7 @@ fn close(have: &[f32], want: &[f32]) {
 }
 
 #[test]
-fn layers_have_the_windows_that_configs_name() {
+fn each_layer_has_the_sliding_window_of_its_config() {
     let sees = |config: Value| -> Vec<_> {
         let spec = read_spec(&config).expect("a spec");
         assert_ne!(spec.position_limit(), 6);
@@ -239,7 +239,7 @@ fn layers_have_the_windows_that_configs_name() {
 }
 
 #[test]
-fn layers_of_gemma_have_positions_by_their_kind() {
+fn gemma_layers_have_rope_frequencies_by_attention_kind() {
     let gemma = |changes: Value| {
         let base = json!({
             "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 4,
@@ -275,7 +275,7 @@ fn layers_of_gemma_have_positions_by_their_kind() {
 }
 
 #[test]
-fn an_old_scaling_is_that_of_all_layers_of_modernbert() {
+fn an_old_rope_scaling_applies_to_all_modernbert_layers() {
     let spec = |changes: Value| {
         let base = json!({
             "model_type": "modernbert", "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2,
@@ -296,7 +296,7 @@ fn an_old_scaling_is_that_of_all_layers_of_modernbert() {
 }
 
 #[test]
-fn some_layers_know_nothing_of_positions() {
+fn layers_configured_without_rope_have_no_rotary_positions() {
     let spec = |changes: Value| {
         let base = json!({ "model_type": "smollm3", "num_key_value_heads": 2 });
         read_spec(&over(small_llama(base), changes))
@@ -313,7 +313,7 @@ fn some_layers_know_nothing_of_positions() {
 }
 
 #[test]
-fn attention_of_a_decoder_may_see_both_ways() {
+fn is_causal_decides_whether_attention_sees_both_ways() {
     for config in [small_gpt2(json!({})), small_llama(json!({})), small_qwen2(json!({}))] {
         let spec = |changes: Value| read_spec(&over(config.clone(), changes)).expect("a spec");
         assert!(spec(json!({})).causal && spec(json!({ "is_causal": true })).causal);
@@ -326,7 +326,7 @@ fn attention_of_a_decoder_may_see_both_ways() {
 }
 
 #[test]
-fn scores_are_scaled_by_width_and_layer() {
+fn attention_scores_are_scaled_by_head_width_and_layer() {
     let spec = |changes: Value| read_spec(&small_gpt2(changes)).expect("a spec");
     assert_eq!(spec(json!({})).score_scale(1), 0.5);
     assert_eq!(spec(json!({ "scale_attn_weights": false })).score_scale(1), 1.0);
@@ -335,7 +335,7 @@ fn scores_are_scaled_by_width_and_layer() {
 }
 
 #[test]
-fn padding_at_the_end_is_passed_over_by_a_head_of_the_last_row() {
+fn last_row_heads_ignore_padding_at_the_end() {
     let head = |config: Value| match read_spec(&config).expect("a spec").head {
         HeadSpec::Classes(head) => head,
         _ => panic!("classes"),
@@ -358,7 +358,7 @@ fn padding_at_the_end_is_passed_over_by_a_head_of_the_last_row() {
 }
 
 #[test]
-fn what_is_read_of_a_text_depends_on_what_is_wanted() {
+fn readable_tokens_depend_on_the_wanted_output_and_padding() {
     let spec = |changes: Value| {
         let base = json!({
             "architectures": ["GPT2ForSequenceClassification"], "pad_token_id": 9
@@ -380,7 +380,7 @@ fn what_is_read_of_a_text_depends_on_what_is_wanted() {
 }
 
 #[test]
-fn heads_that_are_not_carried_out_leave_the_model() {
+fn a_model_with_an_unsupported_head_loads_without_head() {
     for name in ["BertForPreTraining", "BertForMaskedLM", "BertForTokenClassification"] {
         let spec = read_spec(&small_bert(json!({ "architectures": [name] }))).expect("a spec");
         assert_eq!(spec.head, HeadSpec::None);
@@ -394,7 +394,7 @@ fn heads_that_are_not_carried_out_leave_the_model() {
 }
 
 #[test]
-fn what_is_not_carried_out_is_refused_by_name() {
+fn unsupported_config_values_are_rejected_by_name() {
     let cases = [
         (small_bert(json!({ "model_type": "t5" })), "bert, roberta, xlm-roberta, mpnet"),
         (small_bert(json!({ "architectures": ["BertForEverything"] })), "BertModel"),
@@ -482,7 +482,7 @@ fn what_is_not_carried_out_is_refused_by_name() {
 
 proptest! {
     #[test]
-    fn any_numbers_are_handled(
+    fn any_config_numbers_give_a_valid_spec_or_an_error(
         numbers in proptest::collection::vec(
             prop_oneof![0u64..9, Just(u64::from(u32::MAX)), Just(1 << 20), any::<u64>()], 9),
         model_type in prop_oneof![Just("bert"), Just("distilbert"), Just("gpt2"), Just("llama")],

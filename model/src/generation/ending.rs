@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_begin_an_end_is_held_back() {
+    fn output_that_may_begin_a_stop_string_is_held_back() {
         let mut ending = Ending::new(vec!["END".to_owned(), "€ur".to_owned(), String::new()]);
         let pieces = ["a E", "N", "X b €", "u", "n EN"].map(|piece| ending.add(piece).to_owned());
         assert_eq!(pieces, ["a ", "", "ENX b ", "", "€un "]);

@@ -1,6 +1,6 @@
 //! The `config.json` of a model in a GGUF file, as its checkpoint would have it.
 
-use super::{DIVISORS, Gguf, Value};
+use super::{DIVISORS, Gguf, MetadataValue};
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 
@@ -80,12 +80,12 @@ impl Gguf {
     /// Whether a field is there and asks for something: it is neither zero nor off.
     fn asks(&self, field: &str) -> bool {
         match self.fields.get(field) {
-            None | Some(Value::Whole(0)) => false,
+            None | Some(MetadataValue::Whole(0)) => false,
             // Only causal models are read, so that this asks for nothing.
-            Some(Value::Flag(flag)) => *flag != field.ends_with(".causal"),
+            Some(MetadataValue::Flag(flag)) => *flag != field.ends_with(".causal"),
             // A factor of 1 changes nothing, except for attention.scale, whose neutral value is another one.
-            Some(Value::Float(1.0)) => field.ends_with("attention.scale"),
-            Some(Value::Float(number)) => *number != 0.0,
+            Some(MetadataValue::Float(1.0)) => field.ends_with("attention.scale"),
+            Some(MetadataValue::Float(number)) => *number != 0.0,
             Some(_) => true,
         }
     }
@@ -140,7 +140,7 @@ impl Gguf {
         }
         let kv_heads = match self.fields.get(&field("attention.head_count_kv")) {
             None => heads,
-            Some(Value::Whole(count)) => u64::try_from(*count).unwrap_or(0),
+            Some(MetadataValue::Whole(count)) => u64::try_from(*count).unwrap_or(0),
             Some(_) => {
                 return Err("layers with other numbers of heads are not computed here".into());
             }
@@ -282,16 +282,16 @@ impl Gguf {
 
 /// The kind of each layer. The pattern is a number, where every so many-th layer has full attention, or a list of which
 /// layers have a window.
-fn layer_types(pattern: &Value, layers: u64) -> Option<Vec<&'static str>> {
+fn layer_types(pattern: &MetadataValue, layers: u64) -> Option<Vec<&'static str>> {
     let kind = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
     match pattern {
-        Value::Whole(every) if *every > 0 && layers <= MAX_LAYERS => {
+        MetadataValue::Whole(every) if *every > 0 && layers <= MAX_LAYERS => {
             Some((1..=layers).map(|layer| kind(i128::from(layer) % every != 0)).collect())
         }
-        Value::List(list) if list.len() as u64 == layers => list
+        MetadataValue::List(list) if list.len() as u64 == layers => list
             .iter()
             .map(|flag| match flag {
-                Value::Flag(slides) => Some(kind(*slides)),
+                MetadataValue::Flag(slides) => Some(kind(*slides)),
                 _ => None,
             })
             .collect(),

@@ -14,7 +14,7 @@ fn types() -> (File, Gguf, Vec<f32>) {
 }
 
 #[test]
-fn values_are_those_of_the_reference_to_the_bit() {
+fn decoded_values_match_the_reference_to_the_bit() {
     let (file, gguf, mut values) = types();
     let mut kinds = Vec::new();
     for tensor in &gguf.tensors {
@@ -24,7 +24,7 @@ fn values_are_those_of_the_reference_to_the_bit() {
         let rest = values.split_off(3 * 512);
         let want = std::mem::replace(&mut values, rest);
         assert_eq!(tensor.kind.name(), tensor.name);
-        let Kind::Known(format) = tensor.kind else { panic!("{} is known", tensor.name) };
+        let GgmlType::Known(format) = tensor.kind else { panic!("{} is known", tensor.name) };
         kinds.push(format);
         let mut out = vec![f32::NAN; 3 * 512];
         crate::widen::widen(format, &bytes, &mut out);
@@ -36,28 +36,32 @@ fn values_are_those_of_the_reference_to_the_bit() {
 }
 
 /// A file with these fields and tensors, as the format has them.
-fn written(fields: &[(&str, Value)], tensors: &[(&str, &[u64], u32, u64)], data: usize) -> Vec<u8> {
+fn written(
+    fields: &[(&str, MetadataValue)],
+    tensors: &[(&str, &[u64], u32, u64)],
+    data: usize,
+) -> Vec<u8> {
     fn text(out: &mut Vec<u8>, text: &str) {
         out.extend((text.len() as u64).to_le_bytes());
         out.extend(text.as_bytes());
     }
-    fn value(out: &mut Vec<u8>, value: &Value, typed: bool) {
+    fn value(out: &mut Vec<u8>, value: &MetadataValue, typed: bool) {
         let kind: u32 = match value {
-            Value::Whole(_) => 10,
-            Value::Float(_) => 12,
-            Value::Flag(_) => 7,
-            Value::Text(_) => 8,
-            Value::List(_) => 9,
+            MetadataValue::Whole(_) => 10,
+            MetadataValue::Float(_) => 12,
+            MetadataValue::Flag(_) => 7,
+            MetadataValue::Text(_) => 8,
+            MetadataValue::List(_) => 9,
         };
         if typed {
             out.extend(kind.to_le_bytes());
         }
         match value {
-            Value::Whole(n) => out.extend((*n as u64).to_le_bytes()),
-            Value::Float(x) => out.extend(x.to_le_bytes()),
-            Value::Flag(flag) => out.push((*flag).into()),
-            Value::Text(of) => text(out, of),
-            Value::List(list) => {
+            MetadataValue::Whole(n) => out.extend((*n as u64).to_le_bytes()),
+            MetadataValue::Float(x) => out.extend(x.to_le_bytes()),
+            MetadataValue::Flag(flag) => out.push((*flag).into()),
+            MetadataValue::Text(of) => text(out, of),
+            MetadataValue::List(list) => {
                 let mut first = Vec::new();
                 list.iter().take(1).for_each(|of| value_kind(&mut first, of));
                 out.extend(if first.is_empty() { 8u32.to_le_bytes().to_vec() } else { first });
@@ -66,12 +70,12 @@ fn written(fields: &[(&str, Value)], tensors: &[(&str, &[u64], u32, u64)], data:
             }
         }
     }
-    fn value_kind(out: &mut Vec<u8>, of: &Value) {
+    fn value_kind(out: &mut Vec<u8>, of: &MetadataValue) {
         let mut whole = Vec::new();
         value(&mut whole, of, true);
         out.extend(&whole[..4]);
     }
-    fn value_of(out: &mut Vec<u8>, of: &Value) {
+    fn value_of(out: &mut Vec<u8>, of: &MetadataValue) {
         value(out, of, false);
     }
     let mut out = MAGIC.to_vec();
@@ -102,8 +106,8 @@ fn read(bytes: &[u8]) -> Result<Gguf, String> {
 }
 
 #[test]
-fn damaged_heads_are_named() {
-    let good = written(&[("a", Value::Flag(true))], &[("t", &[32, 2], 2, 0)], 36);
+fn damaged_gguf_headers_are_rejected_with_their_cause() {
+    let good = written(&[("a", MetadataValue::Flag(true))], &[("t", &[32, 2], 2, 0)], 36);
     assert_eq!(read(&good).expect("a head").tensors[0].bytes, 36);
     let refused = |bytes: &[u8], why: &str| {
         let error = read(bytes).expect_err("refused");
@@ -129,8 +133,11 @@ fn damaged_heads_are_named() {
     let far = u64::MAX - 31;
     refused(&written(&[], &[("t", &[32], 2, far), ("u", &[32], 2, far)], 64), "cut short");
     refused(&written(&[], &[("t", &[32], 2, far)], 64), "cut short");
-    refused(&written(&[("general.alignment", Value::Whole(3))], &[], 64), "alignment");
-    refused(&written(&[("a", Value::Flag(true)), ("a", Value::Flag(true))], &[], 0), "twice");
+    refused(&written(&[("general.alignment", MetadataValue::Whole(3))], &[], 64), "alignment");
+    refused(
+        &written(&[("a", MetadataValue::Flag(true)), ("a", MetadataValue::Flag(true))], &[], 0),
+        "twice",
+    );
     // An unknown type is refused when its tensor is needed.
     assert_eq!(
         read(&written(&[], &[("t", &[256], 10, 0)], 0)).expect("a head").tensors[0].kind.name(),
@@ -139,31 +146,34 @@ fn damaged_heads_are_named() {
 }
 
 /// A small model in f32, with rows of queries in pairs.
-pub(super) fn model(change: impl Fn(&mut Vec<(&'static str, Value)>)) -> Result<ModelDir, String> {
+pub(super) fn model(
+    change: impl Fn(&mut Vec<(&'static str, MetadataValue)>),
+) -> Result<ModelDir, String> {
     model_in(change, |_| 0)
 }
 
 /// The same model, with the types of tensors that `kind` gives.
 fn model_in(
-    change: impl Fn(&mut Vec<(&'static str, Value)>),
+    change: impl Fn(&mut Vec<(&'static str, MetadataValue)>),
     kind: impl Fn(&str) -> u32,
 ) -> Result<ModelDir, String> {
-    let number = |n: u64| Value::Whole(n.into());
-    let texts =
-        |all: &[&str]| Value::List(all.iter().map(|t| Value::Text((*t).to_owned())).collect());
+    let number = |n: u64| MetadataValue::Whole(n.into());
+    let texts = |all: &[&str]| {
+        MetadataValue::List(all.iter().map(|t| MetadataValue::Text((*t).to_owned())).collect())
+    };
     let mut fields = vec![
-        ("general.architecture", Value::Text("llama".to_owned())),
+        ("general.architecture", MetadataValue::Text("llama".to_owned())),
         ("llama.block_count", number(1)),
         ("llama.context_length", number(64)),
         ("llama.embedding_length", number(32)),
         ("llama.feed_forward_length", number(32)),
         ("llama.attention.head_count", number(2)),
         ("llama.attention.head_count_kv", number(1)),
-        ("llama.attention.layer_norm_rms_epsilon", Value::Float(1e-5)),
-        ("tokenizer.ggml.model", Value::Text("gpt2".to_owned())),
-        ("tokenizer.ggml.pre", Value::Text("smollm".to_owned())),
+        ("llama.attention.layer_norm_rms_epsilon", MetadataValue::Float(1e-5)),
+        ("tokenizer.ggml.model", MetadataValue::Text("gpt2".to_owned())),
+        ("tokenizer.ggml.pre", MetadataValue::Text("smollm".to_owned())),
         ("tokenizer.ggml.tokens", texts(&["<s>", "a", "b", "ab"])),
-        ("tokenizer.ggml.token_type", Value::List([3, 1, 1, 1].map(number).to_vec())),
+        ("tokenizer.ggml.token_type", MetadataValue::List([3, 1, 1, 1].map(number).to_vec())),
         ("tokenizer.ggml.merges", texts(&["a b"])),
         ("tokenizer.ggml.bos_token_id", number(0)),
         ("tokenizer.ggml.eos_token_id", number(0)),
@@ -185,7 +195,8 @@ fn model_in(
     let mut at = 0;
     let listed = tensors.map(|(name, shape)| {
         let (offset, kind) = (at, kind(name));
-        at += Kind::of(kind).bytes(shape[0], shape[1..].iter().product()).expect("a known type");
+        at +=
+            GgmlType::of(kind).bytes(shape[0], shape[1..].iter().product()).expect("a known type");
         at = at.next_multiple_of(ALIGNMENT);
         (name, shape, kind, offset)
     });
@@ -201,10 +212,10 @@ fn model_in(
 }
 
 #[test]
-fn a_file_that_has_no_tokenizer_is_a_model_of_token_ids() {
+fn a_gguf_file_without_tokenizer_opens_as_a_model_of_token_ids() {
     let model = model(|fields| {
         fields.retain(|(name, _)| !name.starts_with("tokenizer."));
-        fields.push(("tokenizer.ggml.model", Value::Text("none".to_owned())));
+        fields.push(("tokenizer.ggml.model", MetadataValue::Text("none".to_owned())));
     });
     let model = model.expect("a model");
     assert_eq!(model.spec().vocabulary, 4);
@@ -212,7 +223,7 @@ fn a_file_that_has_no_tokenizer_is_a_model_of_token_ids() {
 }
 
 #[test]
-fn rows_of_queries_are_put_in_order() {
+fn interleaved_query_rows_are_reordered_and_value_rows_are_not() {
     let model = model(|_| ()).expect("a model");
     assert_eq!(model.name(), "m.gguf");
     assert_eq!((model.spec().heads, model.spec().head_width, model.spec().vocabulary), (2, 16, 4));
@@ -265,14 +276,14 @@ fn each_matrix_has_the_format_of_its_tensor() {
 
 /// Builds that keep the order of JSON keys and builds that sort them compute the same fingerprint.
 #[test]
-fn the_config_is_in_order() {
+fn keys_of_the_config_from_gguf_are_sorted() {
     fn ordered(json: &serde_json::Value) -> bool {
         json.as_object().is_none_or(|map| map.keys().is_sorted() && map.values().all(ordered))
     }
-    let yarn = |fields: &mut Vec<(&'static str, Value)>| {
-        fields.push(("llama.rope.scaling.type", Value::Text("yarn".to_owned())));
-        fields.push(("llama.rope.scaling.factor", Value::Float(4.0)));
-        fields.push(("llama.rope.scaling.original_context_length", Value::Whole(16)));
+    let yarn = |fields: &mut Vec<(&'static str, MetadataValue)>| {
+        fields.push(("llama.rope.scaling.type", MetadataValue::Text("yarn".to_owned())));
+        fields.push(("llama.rope.scaling.factor", MetadataValue::Float(4.0)));
+        fields.push(("llama.rope.scaling.original_context_length", MetadataValue::Whole(16)));
     };
     let model = model(yarn).expect("a model");
     let text = std::fs::read(model.path().join("config.json")).expect("its config");
@@ -281,30 +292,30 @@ fn the_config_is_in_order() {
 }
 
 #[test]
-fn what_is_not_done_is_named() {
-    let refused = |field: &'static str, value: Option<Value>, why: &str| {
-        let change = |fields: &mut Vec<(&'static str, Value)>| {
+fn unsupported_gguf_metadata_is_rejected_by_name() {
+    let refused = |field: &'static str, value: Option<MetadataValue>, why: &str| {
+        let change = |fields: &mut Vec<(&'static str, MetadataValue)>| {
             fields.retain(|(name, _)| *name != field);
             fields.extend(value.clone().map(|value| (field, value)));
         };
         let Err(error) = model(change) else { panic!("refused: {why}") };
         assert!(error.contains(why), "{error}: lacks {why}");
     };
-    let text = |text: &str| Some(Value::Text(text.to_owned()));
+    let text = |text: &str| Some(MetadataValue::Text(text.to_owned()));
     refused("general.architecture", text("mamba"), "\"mamba\" is not read");
     refused("general.architecture", None, "general.architecture");
     refused("llama.block_count", None, "llama.block_count");
-    refused("llama.logit_scale", Some(Value::Float(0.5)), "llama.logit_scale");
-    refused("llama.attention.causal", Some(Value::Flag(false)), "attention.causal");
+    refused("llama.logit_scale", Some(MetadataValue::Float(0.5)), "llama.logit_scale");
+    refused("llama.attention.causal", Some(MetadataValue::Flag(false)), "attention.causal");
     refused("general.type", text("adapter"), "adapter");
-    let yes = || Some(Value::Flag(true));
+    let yes = || Some(MetadataValue::Flag(true));
     refused("tokenizer.ggml.add_eos_token", yes(), "add_eos_token");
-    refused("llama.expert_count", Some(Value::Whole(8)), "experts");
+    refused("llama.expert_count", Some(MetadataValue::Whole(8)), "experts");
     refused("tokenizer.ggml.pre", text("made-up"), "\"made-up\"");
     refused("tokenizer.ggml.model", text("rwkv"), "\"rwkv\"");
     refused("tokenizer.ggml.tokens", None, "no tokens");
     refused("llama.rope.scaling.type", text("longrope"), "longrope");
-    let kv = Value::List(vec![Value::Whole(1)]);
+    let kv = MetadataValue::List(vec![MetadataValue::Whole(1)]);
     refused("llama.attention.head_count_kv", Some(kv), "other numbers of heads");
 }
 
@@ -313,7 +324,7 @@ fn what_is_not_done_is_named() {
 #[cfg(feature = "tokenizer")]
 #[test]
 #[ignore = "needs files that are not kept here"]
-fn tokens_are_those_of_llama_cpp() {
+fn tokens_match_llama_cpp() {
     let directory = std::env::var("VOCABULARIES").expect("a directory");
     let mut seen = Vec::new();
     for name in [
@@ -366,7 +377,11 @@ fn tokens_are_those_of_llama_cpp() {
 
 /// The golden checkpoint of a family, converted to a GGUF file: fields of `architecture`, tensors by their names there,
 /// and the weights of norms whole.
-fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (ModelDir, ModelDir) {
+fn converted(
+    name: &str,
+    architecture: &str,
+    fields: Vec<(String, MetadataValue)>,
+) -> (ModelDir, ModelDir) {
     let there = ModelDir::open(&golden(name)).expect("a checkpoint");
     let bytes = std::fs::read(golden(name).join("model.safetensors")).expect("its weights");
     let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
@@ -415,8 +430,8 @@ fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (M
         put(STRETCHES[1].to_owned(), vec![3], vec![1.5, 2.0, 4.0]);
     }
     let spec = there.spec();
-    let number = |n: u32| Value::Whole(n.into());
-    let mut all: Vec<(String, Value)> = [
+    let number = |n: u32| MetadataValue::Whole(n.into());
+    let mut all: Vec<(String, MetadataValue)> = [
         ("block_count", number(spec.layers)),
         ("context_length", number(spec.position_limit())),
         ("embedding_length", number(spec.hidden)),
@@ -424,12 +439,12 @@ fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (M
         ("attention.head_count", number(spec.heads)),
         ("attention.head_count_kv", number(spec.kv_heads)),
         ("attention.key_length", number(spec.head_width)),
-        ("attention.layer_norm_rms_epsilon", Value::Float(spec.norm_epsilon.into())),
+        ("attention.layer_norm_rms_epsilon", MetadataValue::Float(spec.norm_epsilon.into())),
     ]
     .map(|(field, value)| (format!("{architecture}.{field}"), value))
     .into();
-    all.push(("general.architecture".to_owned(), Value::Text(architecture.to_owned())));
-    all.push(("tokenizer.ggml.model".to_owned(), Value::Text("none".to_owned())));
+    all.push(("general.architecture".to_owned(), MetadataValue::Text(architecture.to_owned())));
+    all.push(("tokenizer.ggml.model".to_owned(), MetadataValue::Text("none".to_owned())));
     all.extend(fields);
     let fields: Vec<_> = all.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let tensors: Vec<_> = listed.iter().map(|(n, s, at)| (n.as_str(), &s[..], 0, *at)).collect();
@@ -446,8 +461,8 @@ fn converted(name: &str, architecture: &str, fields: Vec<(String, Value)>) -> (M
 }
 
 #[test]
-fn files_of_all_families_are_read_as_the_checkpoints_that_they_were_made_of() {
-    let (number, float) = (|n: i128| Value::Whole(n), Value::Float);
+fn gguf_files_of_gemma_and_phi3_equal_their_checkpoints() {
+    let (number, float) = (|n: i128| MetadataValue::Whole(n), MetadataValue::Float);
     for (name, architecture, fields) in [
         (
             "gemma2",
@@ -466,7 +481,7 @@ fn files_of_all_families_are_read_as_the_checkpoints_that_they_were_made_of() {
                 ("attention.sliding_window_pattern", number(3)),
                 ("rope.freq_base", float(5000.0)),
                 ("rope.freq_base_swa", float(300.0)),
-                ("rope.scaling.type", Value::Text("linear".to_owned())),
+                ("rope.scaling.type", MetadataValue::Text("linear".to_owned())),
                 ("rope.scaling.factor", float(2.0)),
             ],
         ),

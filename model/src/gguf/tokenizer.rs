@@ -1,6 +1,6 @@
 //! The tokenizer of a GGUF file, in the form of the files that a checkpoint would have.
 
-use super::{Gguf, Value};
+use super::{Gguf, MetadataValue};
 use serde_json::{Map, Value as Json, json};
 use std::{borrow::Cow, collections::HashMap};
 
@@ -82,7 +82,7 @@ impl Gguf {
     fn token(&self, field: &str) -> Option<(u64, &str)> {
         let id = self.whole(&format!("tokenizer.ggml.{field}_token_id"))?;
         match self.list("tokenizer.ggml.tokens")?.get(usize::try_from(id).ok()?)? {
-            Value::Text(text) => Some((id, text)),
+            MetadataValue::Text(text) => Some((id, text)),
             _ => None,
         }
     }
@@ -125,8 +125,8 @@ impl Gguf {
         let mut added = Vec::new();
         for (id, (kind, token)) in kinds.iter().zip(&tokens).enumerate() {
             let special = match kind {
-                Value::Whole(UNKNOWN | CONTROL) => true,
-                Value::Whole(USER_DEFINED) => false,
+                MetadataValue::Whole(UNKNOWN | CONTROL) => true,
+                MetadataValue::Whole(USER_DEFINED) => false,
                 _ => continue,
             };
             added.push(json!({
@@ -208,7 +208,7 @@ impl Gguf {
     ) -> Result<Json, String> {
         let scores = self.list("tokenizer.ggml.scores").ok_or("it has no scores")?;
         let score = |id: usize| match scores.get(id) {
-            Some(Value::Float(score)) => *score,
+            Some(MetadataValue::Float(score)) => *score,
             _ => 0.0,
         };
         // The merges that are tried grow with the square of a token's length; real tokens have some ten bytes.
@@ -292,9 +292,9 @@ pub(super) fn merges_of(tokens: &[&str], score: impl Fn(usize) -> f64) -> Vec<(u
 }
 
 /// The text of a list's value, or an error that says what kind of value it is.
-fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
+fn text<'a>(value: &'a MetadataValue, what: &str) -> Result<&'a str, String> {
     match value {
-        Value::Text(text) => Ok(text),
+        MetadataValue::Text(text) => Ok(text),
         other => Err(format!("a {what} is {other:?}")),
     }
 }

@@ -86,7 +86,7 @@ fn check_f32(
 }
 
 #[test]
-fn large_windows_are_read_in_pieces() {
+fn large_windows_of_a_matrix_are_read_exactly() {
     for storage in [Storage::OutputRows, Storage::InputRows] {
         // Stored rows of 800 kB in segments; strided parts of them with large gaps; and many
         // short rows, more than one buffer of them.
@@ -105,7 +105,7 @@ fn large_windows_are_read_in_pieces() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn matrix_reads_out_of_range_are_errors() {
     with(4, 6, (1, 0), Storage::OutputRows, WeightFormat::F32, |m| {
         let mut scratch = Vec::new();
         let mut out = [0.0; 24];
@@ -158,7 +158,7 @@ fn with_blocks<R>(test: impl FnOnce(MatrixSource<'_>) -> R) -> R {
 }
 
 #[test]
-fn blocks_are_read_as_they_are_stored() {
+fn quantisation_blocks_are_read_as_they_are_stored() {
     let of = |outputs: &[usize], blocks: Range<usize>| -> Vec<u8> {
         let row =
             |output: &usize| 4 * 34 * output + 34 * blocks.start..4 * 34 * output + 34 * blocks.end;
@@ -194,7 +194,7 @@ fn blocks_are_read_as_they_are_stored() {
 }
 
 #[test]
-fn a_file_that_shrinks_later_is_an_error() {
+fn reading_a_matrix_beyond_the_end_of_its_file_is_an_error() {
     with(4, 6, (1, 0), Storage::OutputRows, WeightFormat::F32, |mut m| {
         m.offset += 64;
         let read = m.read_f32((0..4, 0..6), &mut [0.0; 24], 6, 0, &mut Vec::new());
@@ -205,7 +205,7 @@ fn a_file_that_shrinks_later_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_window_is_exact(
+    fn any_window_of_a_matrix_is_read_exactly(
         (inputs, i) in (1u32..60).prop_flat_map(|n| (Just(n), (0..=n, 0..=n))),
         (outputs, o) in (1u32..60).prop_flat_map(|n| (Just(n), (0..=n, 0..=n))),
         part in (1u32..4).prop_flat_map(|n| (Just(n), 0..n)),

@@ -75,7 +75,7 @@ fn check(
 }
 
 #[test]
-fn any_part_of_a_matrix_has_the_bits_of_the_whole() {
+fn any_slice_of_a_quantised_matrix_equals_the_whole_to_the_bit() {
     for family in ["bert", "gpt2", "llama"] {
         let dir = write(&small(family));
         let plain = open(dir.path(), None);
@@ -101,7 +101,7 @@ fn any_part_of_a_matrix_has_the_bits_of_the_whole() {
 }
 
 #[test]
-fn formats_follow_the_width_of_rows() {
+fn quantised_formats_follow_the_row_width() {
     use WeightFormat::{Bf16, Q4_0, Q6K, Q8_0};
     let dir = write(&small("llama"));
     let formats = |to| open(dir.path(), to).formats().clone();
@@ -129,7 +129,7 @@ fn formats_follow_the_width_of_rows() {
 }
 
 #[test]
-fn a_table_is_rounded_where_it_is_the_head() {
+fn an_embedding_table_is_quantised_only_if_tied_to_the_head() {
     // The language heads of these decoders are tied.
     for (shape, rounded) in [(small("llama"), true), (small("gpt2"), true), (small("bert"), false)]
     {
@@ -151,7 +151,7 @@ fn a_table_is_rounded_where_it_is_the_head() {
 }
 
 #[test]
-fn the_fingerprint_names_what_is_rounded() {
+fn the_fingerprint_names_the_quantisation() {
     let dir = write(&small("bert"));
     let plain = open(dir.path(), None);
     assert_eq!(of_fingerprint(plain.fingerprint()), (plain.fingerprint(), None));
@@ -173,7 +173,7 @@ fn the_fingerprint_names_what_is_rounded() {
 }
 
 #[test]
-fn what_cannot_be_rounded_is_refused() {
+fn models_that_cannot_be_quantised_are_rejected() {
     let dir = write(&small("bert"));
     let twice = open(dir.path(), Some(Quantisation::Q8)).quantised(Quantisation::Q4);
     assert!(matches!(twice, Err(ModelError::FewBits { .. })), "{twice:?}");
@@ -187,7 +187,7 @@ fn what_cannot_be_rounded_is_refused() {
 }
 
 #[test]
-fn errors_of_rounding_are_told_by_matrix() {
+fn quantisation_errors_are_reported_by_matrix() {
     let dir = write(&small("llama"));
     let mut before = 0.0;
     for to in Quantisation::ALL {
@@ -216,7 +216,7 @@ impl Arrivals for AllThere {
 }
 
 #[test]
-fn what_arrives_in_pieces_is_rounded_alike() {
+fn a_model_sent_in_pieces_is_quantised_like_its_directory() {
     // The model is wide enough that a matrix is cut into tiles.
     for shape in [Shape::bert(1, 640, 10), small("gpt2"), small("llama")] {
         let dir = write(&shape);

@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unit_length() {
+    fn vectors_are_scaled_to_unit_length_and_zero_stays_zero() {
         let mut values = [3.0, 4.0];
         to_unit_length(&mut values);
         assert_eq!(values, [0.6, 0.8]);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn activations_are_those_of_torch() {
+    fn activations_match_torch() {
         let of = [
             (Activation::Gelu, 0.7, 0.530_625_5),
             (Activation::Gelu, -1.5, -0.100_210_81),
@@ -337,14 +337,14 @@ mod tests {
     }
 
     #[test]
-    fn products_have_any_length() {
+    fn a_dot_product_of_odd_length_is_exact() {
         let values: Vec<f32> = (0..37).map(|i| i as f32).collect();
         let want: f64 = (0..37).map(|i| f64::from(i * i)).sum();
         assert_eq!(dot(&values, &values), want);
     }
 
     #[test]
-    fn a_residual_is_added_behind_the_activation() {
+    fn a_dense_residual_is_added_after_the_activation() {
         let dense = |residual| Dense {
             inputs: 2,
             outputs: 2,

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mode_pools_the_rows_that_count() {
+    fn every_pooling_mode_leaves_out_the_skipped_rows() {
         let rows = [1.0, 8.0, 2.0, 4.0, 4.0, 0.0, 9.0, -3.0];
         let pooled = |mode: PoolingMode, skipped| {
             let mut out = Vec::new();

@@ -42,7 +42,7 @@ fn weights(place: &Path, tensors: &[(&str, &[usize], &[f32])]) {
 const MEAN: (&str, &str) = ("Pooling/config.json", r#"{"pooling_mode": "mean"}"#);
 
 #[test]
-fn the_usual_directory() {
+fn a_usual_sentence_transformers_directory_is_read() {
     assert_eq!(sentence(&[]).expect("a plain model"), SentenceConfig::default());
     let flags = r#"{"word_embedding_dimension": 2, "pooling_mode_cls_token": false,
         "pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": false}"#;
@@ -78,7 +78,7 @@ fn a_plain_causal_model_is_pooled_at_its_last_row() {
 }
 
 #[test]
-fn every_known_pooling() {
+fn every_pooling_config_is_read() {
     use PoolingMode::*;
     let cases = [
         (r#"{"pooling_mode_cls_token": true}"#, vec![Cls]),
@@ -105,7 +105,7 @@ fn every_known_pooling() {
 }
 
 #[test]
-fn modules_behind_the_pooling_run_in_their_order() {
+fn modules_after_the_pooling_run_in_their_order() {
     let directory = directory(&[
         ("modules.json", &modules(&["Normalize", "Dense", "LayerNorm", "Dropout"])),
         MEAN,
@@ -141,7 +141,7 @@ fn modules_behind_the_pooling_run_in_their_order() {
 }
 
 #[test]
-fn what_is_not_done_is_named() {
+fn unsupported_sentence_modules_and_settings_are_rejected_by_name() {
     let poolings = [
         (r#"{"pooling_mode": 3}"#, "known are cls, max"),
         (r#"{"pooling_mode": []}"#, "known are cls"),
@@ -237,7 +237,7 @@ fn what_is_not_done_is_named() {
 }
 
 #[test]
-fn older_files_and_arguments_say_the_length() {
+fn the_token_limit_is_read_from_older_files_and_arguments() {
     let of = |name: &str, text: &str| {
         let files = [("modules.json", &*modules(&[])), MEAN, (name, text)];
         sentence(&files).expect(text).max_tokens
@@ -249,7 +249,7 @@ fn older_files_and_arguments_say_the_length() {
 }
 
 #[test]
-fn fields_that_nothing_reads_are_named() {
+fn unread_fields_are_named_in_warnings() {
     let directory = directory(&[
         ("modules.json", &modules(&["Normalize"])),
         ("Pooling/config.json", r#"{"pooling_mode": "mean", "colour": 1}"#),
@@ -265,7 +265,7 @@ fn fields_that_nothing_reads_are_named() {
 }
 
 #[test]
-fn a_model_in_a_directory_of_its_own_is_found() {
+fn a_model_in_a_transformer_subdirectory_is_found() {
     let list = r#"[{"path": "0_Transformer", "type": "st.models.Transformer"},
         {"path": "1_Pooling", "type": "st.models.Pooling"}]"#;
     let directory = directory(&[

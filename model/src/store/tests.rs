@@ -27,7 +27,7 @@ fn tensor(name: &str) -> TestTensor<'_> {
 }
 
 #[test]
-fn a_valid_file_opens() {
+fn a_valid_safetensors_file_opens() {
     let store = open_one(file(&[tensor("b"), tensor("a")])).expect("valid");
     assert!(store.has("a") && !store.has("c"));
     let (a, dtype) = store.tensor("a", &[2, 1]).expect("there");
@@ -37,7 +37,7 @@ fn a_valid_file_opens() {
 }
 
 #[test]
-fn lengths_are_bounded_by_the_file() {
+fn a_header_length_beyond_the_file_is_rejected() {
     assert_eq!(problem(vec![1; 7]), HeaderProblem::Short { have: 7 });
     for length in [u64::MAX, 101_000_000, 9] {
         let mut bytes = length.to_le_bytes().to_vec();
@@ -47,7 +47,7 @@ fn lengths_are_bounded_by_the_file() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_is_noticed() {
+fn a_truncated_safetensors_file_is_rejected() {
     let mut bytes = file(&[tensor("a"), tensor("b")]);
     bytes.pop();
     let have = bytes.len() as u64;
@@ -60,7 +60,7 @@ fn a_file_that_is_cut_short_is_noticed() {
 }
 
 #[test]
-fn offsets_must_follow_one_another() {
+fn invalid_tensor_offsets_and_sizes_are_rejected() {
     let header = |b: &str| {
         let a = r#"{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
         raw(&format!(r#"{{"a":{a},"b":{b}}}"#), &[0; 64])
@@ -83,14 +83,14 @@ fn offsets_must_follow_one_another() {
 }
 
 #[test]
-fn a_name_stands_once() {
+fn a_duplicate_tensor_name_is_rejected() {
     let entry = r#"{"dtype":"F32","shape":[],"data_offsets":[0,4]}"#;
     let twice = raw(&format!(r#"{{"a":{entry},"a":{entry}}}"#), &[0; 4]);
     assert_eq!(problem(twice), HeaderProblem::Twice { tensor: "a".to_owned() });
 }
 
 #[test]
-fn other_types_matter_only_where_they_are_needed() {
+fn an_unsupported_type_is_an_error_only_when_its_tensor_is_read() {
     let mask = ("mask", "BOOL", vec![3], vec![0; 3]);
     let store = open_one(file(&[mask, tensor("a")])).expect("valid");
     assert!(store.tensor("a", &[2, 1]).is_ok());
@@ -104,7 +104,7 @@ fn index(pairs: &[(&str, &str)]) -> Vec<u8> {
 }
 
 #[test]
-fn shards_are_plain_files_that_keep_the_promise() {
+fn weight_files_must_contain_the_tensors_of_their_index() {
     const INDEX: &str = "model.safetensors.index.json";
     let one = ("1.safetensors", file(&[tensor("a")]));
     let two = ("2.safetensors", file(&[tensor("b")]));
@@ -131,13 +131,15 @@ fn shards_are_plain_files_that_keep_the_promise() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_safetensors_bytes_open_without_panic(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
         let _ = parse_header(&bytes);
         let _ = open_one(bytes);
     }
 
     #[test]
-    fn any_entry_is_handled(
+    fn any_header_entry_stays_within_the_file_or_is_rejected(
         dtype in prop_oneof![Just("F32"), Just("BF16"), Just("F4"), Just("")],
         shape in proptest::collection::vec(prop_oneof![0u64..5, any::<u64>()], 0..4),
         start in prop_oneof![Just(0u64), any::<u64>()],

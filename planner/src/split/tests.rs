@@ -61,7 +61,7 @@ fn brute_force(problem: &Problem) -> Option<f64> {
 }
 
 #[test]
-fn no_split_costs_less() {
+fn the_split_has_the_least_cost() {
     let (mut infeasible, mut bound) = (0, 0);
     for seed in 0..2_400 {
         let problem = Dice::new(seed).problem();

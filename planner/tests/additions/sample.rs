@@ -8,7 +8,7 @@ use galaxy_model::{Formats, ModelSpec};
 use galaxy_planner::{Offer, Request, synthetic, synthetic::SyntheticDevice};
 
 /// A kind of device, by the figures of one in the middle of its kind.
-struct Kind {
+struct DeviceKind {
     name: &'static str,
     gflops: f64,
     memory_rate: f64,
@@ -18,7 +18,7 @@ struct Kind {
     latency: f64,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [DeviceKind; 7] = [
     kind("board", 8.0, 4.0, 2e9, 1e8, 200e3),
     kind("board5", 30.0, 10.0, 6e9, 1e9, 100e3),
     kind("phone", 25.0, 12.0, 3e9, 2e8, 1_500e3),
@@ -35,8 +35,8 @@ const fn kind(
     memory: f64,
     rate: f64,
     latency: f64,
-) -> Kind {
-    Kind { name, gflops, memory_rate, memory, rate, latency }
+) -> DeviceKind {
+    DeviceKind { name, gflops, memory_rate, memory, rate, latency }
 }
 
 /// A cluster and what is asked of it; the last device is the one that is added.

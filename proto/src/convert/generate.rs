@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_of_a_text_survives() {
+    fn generate_requests_survive_conversion() {
         let options = GenerateOptions {
             max_tokens: 5,
             sampling: sampling(),
@@ -202,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn tokens_survive() {
+    fn generated_tokens_survive_conversion() {
         let top = vec![(17, -0.5), (3, -1.5)];
         let token = GeneratedToken { token: 17, logprob: -0.5, top, text: " is".into() };
         assert_eq!(GeneratedToken::from(v1::GeneratedToken::from(token.clone())), token);
     }
 
     #[test]
-    fn sequences_and_bursts_survive() {
+    fn sequences_and_bursts_survive_conversion() {
         let mut begun = Sequence {
             slot: 3,
             rows: 9,

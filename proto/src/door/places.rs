@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_one_gets_through_whoever_waits() {
+    fn an_honest_connection_gets_through_a_crowded_lobby() {
         let many = |i: u64| IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a01_0000 + i as u32));
         for heard in [false, true] {
             let mut lobby = crowded(|_| OTHER, heard);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flood_from_elsewhere_does_not_move_it() {
+    fn a_flood_from_another_address_does_not_evict_a_connection() {
         let mut lobby = crowded(|_| OTHER, true);
         let (honest, goes) = lobby.arrive(Duration::from_secs(3), MINE);
         assert!(goes.is_some());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_ones_go_first_once_they_had_time() {
+    fn silent_connections_are_evicted_first_after_their_grace_time() {
         let mut lobby = Lobby::new(2);
         let (slow, _) = lobby.arrive(Duration::ZERO, MINE);
         lobby.heard(slow);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_makes_room() {
+    fn a_connection_that_leaves_frees_its_place() {
         let mut lobby = Lobby::new(1);
         for _ in 0..10 {
             let (guest, goes) = lobby.arrive(Duration::ZERO, MINE);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_addresses_is_one() {
+    fn addresses_of_one_ipv6_network_count_as_one() {
         let of = |text: &str| counted(text.parse().expect("an address"));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1:2:3"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn one_identity_does_not_take_what_is_for_others() {
+    fn one_identity_cannot_take_the_places_reserved_for_others() {
         let mut seats = Seats::new(AdmissionLimits { most: 256, each: 128 });
         let admitted = (0..300).filter(|_| seats.take(&"one").is_ok()).count();
         assert_eq!(admitted, 128);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_some_lines_and_a_count() {
+    fn a_flood_of_log_lines_is_sampled_and_counted() {
         let mut sample = Sample::default();
         let begun = Instant::now();
         let written = (0..10_000).filter(|_| sample.take(begun).is_some()).count();

@@ -15,12 +15,12 @@ pub struct SharedLobby(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<LobbyState>,
     origin: Instant,
 }
 
 #[derive(Debug)]
-struct State {
+struct LobbyState {
     lobby: Lobby,
     tell: HashMap<Guest, Arc<Notify>>,
 }
@@ -28,7 +28,7 @@ struct State {
 impl SharedLobby {
     /// A lobby for so many connections.
     pub fn new(most: usize) -> Self {
-        let state = State { lobby: Lobby::new(most), tell: HashMap::new() };
+        let state = LobbyState { lobby: Lobby::new(most), tell: HashMap::new() };
         Self(Arc::new(Inner { state: Mutex::new(state), origin: Instant::now() }))
     }
 
@@ -51,7 +51,7 @@ impl SharedLobby {
         self.len() == 0
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LobbyState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,7 +128,7 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test]
-    async fn who_has_to_go_is_told() {
+    async fn a_connection_evicted_from_the_lobby_is_notified() {
         let lobby = SharedLobby::new(1);
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let (first, told) = lobby.arrive(address);

@@ -2,9 +2,9 @@
 
 use super::{
     facts::{Attempt, Facts},
-    guest::{Granted, Guest, JoinError, Step},
+    guest::{Granted, Guest, JoinError, JoinStep},
     home::{Contact, StoreError},
-    line::Line,
+    line::JoinLine,
     message::Message,
     proof::EXPORTER,
     request::Request,
@@ -65,7 +65,7 @@ impl Joined {
 ///
 /// # Errors
 /// When that does not end in an identity.
-pub async fn join(line: &Line, wish: Option<&DeviceName>) -> Result<Joined, JoinError> {
+pub async fn join(line: &JoinLine, wish: Option<&DeviceName>) -> Result<Joined, JoinError> {
     let request = Request::new()?;
     let (address, mut stream) = reach(line).await?;
     let (vetted, exporter) = {
@@ -82,8 +82,8 @@ pub async fn join(line: &Line, wish: Option<&DeviceName>) -> Result<Joined, Join
         let message = tokio::time::timeout(ANSWER, receive(&mut stream));
         let message = message.await.map_err(|_| late(&address))??;
         match guest.handle(Moment::now(), message)? {
-            Step::Send(message) => send(&mut stream, &message).await?,
-            Step::Done(granted) => break granted,
+            JoinStep::Send(message) => send(&mut stream, &message).await?,
+            JoinStep::Done(granted) => break granted,
         }
     };
     let (coordinator, authority) = (vetted.name.clone(), vetted.authority.to_vec());
@@ -103,7 +103,7 @@ fn tls(address: &str, source: io::Error) -> ConnectError {
 
 /// Connects to the first address of the line at which the coordinator answers. If another server answers at one, that
 /// is an error at once: it is no accident of networks.
-async fn reach(line: &Line) -> Result<(String, TlsStream<TcpStream>), JoinError> {
+async fn reach(line: &JoinLine) -> Result<(String, TlsStream<TcpStream>), JoinError> {
     let config = config(line.pin, ALPN_JOIN);
     let config = Arc::new(config.map_err(|e| tls(&line.addresses[0], io::Error::other(e)))?);
     let mut failed = None;

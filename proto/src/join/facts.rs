@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_the_system_are_read() {
+    fn local_addresses_are_read_from_the_kernel_tables() {
         let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     +-- 127.0.0.0/8 2 0 2\n        |-- 127.0.0.1\n           /32 host LOCAL\n     |-- 192.168.1.0\n        /24 link UNICAST\n     |-- 192.168.1.20\n        /32 host LOCAL\nLocal:\n     |-- 192.168.1.20\n        /32 host LOCAL\n     |-- 192.168.1.255\n        /32 link BROADCAST\n";
         assert_eq!(of_trie(trie), [Ipv4Addr::new(192, 168, 1, 20)]);
         let interfaces = "00000000000000000000000000000001 01 80 10 80       lo\nfe80000000000000021122fffe334455 02 40 20 80     eth0\nfd000000000000000000000000000020 02 40 00 80     eth0\nnonsense\n";

@@ -2,7 +2,7 @@
 
 use super::{
     home::StoreError,
-    line::Line,
+    line::JoinLine,
     message::{Greeting, JoinRequest, Message, Refusal},
     proof::{Binding, Proof},
     request::Request,
@@ -80,7 +80,7 @@ pub enum JoinError {
 
 /// What the machine that joins does next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum JoinStep {
     /// Send this message.
     Send(Message),
     /// End: the identity was granted.
@@ -100,7 +100,7 @@ pub struct Granted {
 
 /// The machine that joins, over one channel.
 pub struct Guest<'a> {
-    line: &'a Line,
+    line: &'a JoinLine,
     wish: String,
     request: &'a Request,
     vetted: &'a Vetted,
@@ -112,7 +112,7 @@ impl<'a> Guest<'a> {
     /// A machine that joins by `line`, over the channel with this exporter to the coordinator `vetted`, and asks for
     /// the name `wish`.
     pub fn new(
-        line: &'a Line,
+        line: &'a JoinLine,
         wish: Option<&DeviceName>,
         request: &'a Request,
         vetted: &'a Vetted,
@@ -127,9 +127,9 @@ impl<'a> Guest<'a> {
     ///
     /// # Errors
     /// When this does not end in an identity.
-    pub fn handle(&mut self, now: Moment, message: Message) -> Result<Step, JoinError> {
+    pub fn handle(&mut self, now: Moment, message: Message) -> Result<JoinStep, JoinError> {
         match (message, self.asked) {
-            (Message::Greeting(greeting), false) => self.greeted(now, greeting).map(Step::Send),
+            (Message::Greeting(greeting), false) => self.greeted(now, greeting).map(JoinStep::Send),
             (Message::Grant(grant), true) => {
                 let key = self.request.key();
                 let (secret, request) = (&self.line.secret, self.request.der());
@@ -148,7 +148,7 @@ impl<'a> Guest<'a> {
                     return Err(JoinError::Certificate);
                 }
                 let (name, role, certificate) = (grant.name, grant.role, grant.certificate);
-                Ok(Step::Done(Granted { name, role, certificate }))
+                Ok(JoinStep::Done(Granted { name, role, certificate }))
             }
             (Message::Refusal(refusal), _) => Err(JoinError::Refused(refusal)),
             _ => Err(JoinError::Turn),

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_the_coordinator_is_is_kept() {
+    fn the_contact_of_the_coordinator_survives_saving_and_loading() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Contact::load(dir.path()).unwrap(), None);
         let name = DeviceName::new("coordinator").unwrap();

@@ -138,7 +138,7 @@ impl fmt::Display for InvitationId {
 
 /// What a machine needs to join: whoever has it may join.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Line {
+pub struct JoinLine {
     /// The addresses at which the coordinator may be reached, as host:port; at least one.
     pub addresses: Vec<String>,
     /// The pin of the coordinator's authority.
@@ -149,7 +149,7 @@ pub struct Line {
     pub secret: Secret,
 }
 
-impl Line {
+impl JoinLine {
     /// The line as text.
     pub fn text(&self) -> String {
         let Self { addresses, pin, invitation, secret } = self;
@@ -158,7 +158,7 @@ impl Line {
     }
 }
 
-impl FromStr for Line {
+impl FromStr for JoinLine {
     type Err = LineError;
     fn from_str(text: &str) -> Result<Self, LineError> {
         let wrong = |why| LineError { why };
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_invitation_is_for_can_be_read_off_its_id() {
+    fn an_invitation_id_contains_its_role_and_whether_several_may_join() {
         for (role, several) in [(Role::Device, true), (Role::Client, false), (Role::Admin, true)] {
             let id = InvitationId::random(role, several).unwrap();
             assert_eq!((id.role(), id.several()), (role, several));
@@ -200,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_as_it_was_written() {
-        let line = Line {
+    fn an_invitation_line_is_parsed_as_it_was_written() {
+        let line = JoinLine {
             addresses: vec![
                 "192.168.1.10:7000".into(),
                 "[fd00::1]:7000".into(),
@@ -226,7 +226,7 @@ mod tests {
             &"x".repeat(5000),
             &format!("{}{text}", "a:1,".repeat(6)),
         ] {
-            assert!(bad.parse::<Line>().is_err(), "{bad}");
+            assert!(bad.parse::<JoinLine>().is_err(), "{bad}");
         }
     }
 }

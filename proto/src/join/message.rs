@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn join_messages_survive_the_wire() {
         for message in examples() {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Ok(message.clone()));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_refused() {
+    fn join_messages_with_fields_out_of_bounds_are_rejected() {
         let decode =
             |message| Message::decode(&v1::JoinMessage { message: Some(message) }.encode_to_vec());
         let ask =

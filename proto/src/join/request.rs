@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_request_only_the_key_is_taken() {
+    fn only_the_key_is_taken_from_a_certificate_request() {
         let request = Request::new().unwrap();
         let key = Request::key_of(request.der()).unwrap();
         assert_eq!(key.info(), request.key.subject_public_key_info());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_asks_for_more_is_refused_by_name() {
+    fn a_certificate_request_for_more_than_a_key_is_rejected() {
         let authority = asked(|p| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
         assert_eq!(authority, Err(RequestError::Attributes));
         let named = |dns: &str| {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_changed_is_refused() {
+    fn a_changed_certificate_request_is_rejected() {
         let request = Request::new().unwrap();
         for at in 0..request.der().len() {
             let mut changed = request.der().to_vec();

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_holds_for_one_secret_one_channel_one_key_and_one_name() {
+    fn a_join_proof_holds_for_one_secret_channel_key_and_name() {
         let secret = Secret([3; 16]);
         let binding = Binding { exporter: [5; 32], server: vec![6; 91] };
         let good = ask(&secret, &binding, "pi-1");

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_of_the_first_version_are_found_alone_and_together() {
+    fn cgroup_v1_controllers_are_found_mounted_alone_or_together() {
         let apart = "proc /proc proc rw 0 0\n\
             cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
             cgroup /sys/fs/cgroup/cpuacct cgroup rw,relatime,cpuacct 0 0\n\
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn each_controller_is_where_it_is_when_both_versions_are_mounted() {
+    fn each_controller_is_found_when_both_cgroup_versions_are_mounted() {
         let unified = tempfile::tempdir().unwrap();
         fs::write(unified.path().join("cgroup.controllers"), "cpu io hugetlb\n").unwrap();
         let mounts = format!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_mounts_are_passed_over() {
+    fn malformed_mount_lines_are_ignored() {
         assert_eq!(Hierarchies::parse("\ncgroup\ncgroup /x cgroup\n"), Hierarchies::default());
     }
 }

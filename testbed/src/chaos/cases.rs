@@ -67,7 +67,7 @@ impl fmt::Display for Outcome {
 
 /// One request of a client.
 #[derive(Clone, PartialEq, Debug)]
-enum Case {
+enum ChaosCase {
     /// Tokens to generate behind a prompt, by these settings of the sampler.
     Text { prompt: Vec<u32>, tokens: u32, sampling: SamplingParams },
     /// Hidden states of some sequences.
@@ -76,7 +76,7 @@ enum Case {
 
 /// The answer to a request.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Answer {
+pub enum ChaosAnswer {
     /// The generated tokens and their text, which is empty where the model has no tokenizer.
     Text(Vec<u32>, String),
     /// The values of each sequence, in the order of the request.
@@ -85,8 +85,8 @@ pub enum Answer {
 
 /// The requests, and the answers to them before any fault.
 pub struct Cases {
-    cases: Vec<Case>,
-    answers: Vec<Answer>,
+    cases: Vec<ChaosCase>,
+    answers: Vec<ChaosAnswer>,
     /// One device in this process that has the whole model.
     alone: LocalCluster,
 }
@@ -104,7 +104,7 @@ impl Cases {
         };
         let mut sizes = Rng::with_seed(seed ^ 1);
         let case = |at: usize| match at % 6 {
-            0 => Case::Tensors((0..1 + at / 6 % 4).map(|_| ids(PROMPT)).collect()),
+            0 => ChaosCase::Tensors((0..1 + at / 6 % 4).map(|_| ids(PROMPT)).collect()),
             kind => {
                 // As many greedy requests as sampled ones, and some of these with a penalty.
                 let greedy = kind < 3;
@@ -115,7 +115,7 @@ impl Cases {
                     ..SamplingParams::default()
                 };
                 let tokens = [8, 24, 48, TOKENS][sizes.usize(..4)];
-                Case::Text { prompt: ids(PROMPT), tokens, sampling }
+                ChaosCase::Text { prompt: ids(PROMPT), tokens, sampling }
             }
         };
         let cases = (0..CASES).map(case).collect();
@@ -144,13 +144,13 @@ impl Cases {
         client: &Client,
         case: usize,
         heard: &mut (impl FnMut() + Send),
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<ChaosAnswer, ClientError> {
         let (prompt, tokens, sampling) = match &self.cases[case] {
-            Case::Text { prompt, tokens, sampling } => (prompt, *tokens, sampling),
-            Case::Tensors(sequences) => {
+            ChaosCase::Text { prompt, tokens, sampling } => (prompt, *tokens, sampling),
+            ChaosCase::Tensors(sequences) => {
                 let tensors = client.run(sequences, Output::Hidden).await?.tensors;
                 heard();
-                return Ok(Answer::Tensors(tensors.into_iter().map(|t| t.values).collect()));
+                return Ok(ChaosAnswer::Tensors(tensors.into_iter().map(|t| t.values).collect()));
             }
         };
         let options = GenerateOptions {
@@ -173,19 +173,19 @@ impl Cases {
                 }
                 Some(Generated::Done(done)) => {
                     text.push_str(&done.text);
-                    return Ok(Answer::Text(made, text));
+                    return Ok(ChaosAnswer::Text(made, text));
                 }
-                None => return Ok(Answer::Text(made, text)),
+                None => return Ok(ChaosAnswer::Text(made, text)),
             }
         }
     }
 
     /// Judges an answer: its outcome, and what is wrong with it.
-    pub fn judge(&self, case: usize, answer: &Answer) -> Result<(Outcome, String)> {
+    pub fn judge(&self, case: usize, answer: &ChaosAnswer) -> Result<(Outcome, String)> {
         if self.answers[case] == *answer {
             return Ok((Outcome::Right, String::new()));
         }
-        if let (Answer::Text(before, text), Answer::Text(made, other)) =
+        if let (ChaosAnswer::Text(before, text), ChaosAnswer::Text(made, other)) =
             (&self.answers[case], answer)
             && before == made
         {
@@ -196,12 +196,12 @@ impl Cases {
     }
 
     /// Judges an answer by what the one device of this process computes.
-    fn judged(&self, case: usize, answer: &Answer) -> Result<(Outcome, String)> {
+    fn judged(&self, case: usize, answer: &ChaosAnswer) -> Result<(Outcome, String)> {
         let why = match (&self.cases[case], answer) {
-            (Case::Tensors(sequences), Answer::Tensors(tensors)) => {
+            (ChaosCase::Tensors(sequences), ChaosAnswer::Tensors(tensors)) => {
                 self.tensors(sequences, tensors)?
             }
-            (Case::Text { prompt, tokens, sampling }, Answer::Text(made, _)) => {
+            (ChaosCase::Text { prompt, tokens, sampling }, ChaosAnswer::Text(made, _)) => {
                 let sampling = sampling.clone().complete(0);
                 match made.len() as u32 == *tokens {
                     true => self.tokens(prompt, made, &sampling)?,

@@ -3,7 +3,7 @@
 use super::{
     cases::{Cases, Outcome},
     millis,
-    record::{Line, Record},
+    record::{Record, RecordLine},
 };
 use anyhow::{Context, Result};
 use fastrand::Rng;
@@ -88,7 +88,7 @@ async fn ask(
             eprintln!("client {number}, case {case}: {outcome}: {why}");
         }
         let client = number;
-        record.add(&Line::Request { client, case, outcome, took_ms, waited_ms, why })?;
+        record.add(&RecordLine::Request { client, case, outcome, took_ms, waited_ms, why })?;
     }
     Ok(())
 }

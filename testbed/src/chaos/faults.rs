@@ -11,13 +11,13 @@ const LEAST: u64 = 50;
 /// One fault: what is broken, of which device, and for how long.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Fault {
-    kind: Kind,
+    kind: FaultKind,
     device: usize,
     outage: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Kind {
+enum FaultKind {
     Kill,
     Freeze,
     Unplug,
@@ -28,10 +28,10 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, device, outage } = self;
         match kind {
-            Kind::Kill => write!(f, "d{device} is killed"),
-            Kind::Freeze => write!(f, "d{device} is frozen"),
-            Kind::Unplug => write!(f, "d{device} is unplugged"),
-            Kind::Coordinator => write!(f, "the coordinator is killed"),
+            FaultKind::Kill => write!(f, "d{device} is killed"),
+            FaultKind::Freeze => write!(f, "d{device} is frozen"),
+            FaultKind::Unplug => write!(f, "d{device} is unplugged"),
+            FaultKind::Coordinator => write!(f, "the coordinator is killed"),
         }?;
         write!(f, " for {} ms", outage.as_millis())
     }
@@ -42,17 +42,17 @@ impl Fault {
     pub fn inject(&self, cluster: &mut TestCluster) -> Result<()> {
         let Self { kind, device, outage } = *self;
         match kind {
-            Kind::Kill => {
+            FaultKind::Kill => {
                 cluster.workers[device].kill()?;
                 std::thread::sleep(outage);
                 cluster.restart_worker(device, &[])
             }
-            Kind::Freeze => {
+            FaultKind::Freeze => {
                 cluster.workers[device].signal("STOP")?;
                 std::thread::sleep(outage);
                 cluster.workers[device].signal("CONT")
             }
-            Kind::Unplug => {
+            FaultKind::Unplug => {
                 let plug = |plugged| {
                     let network = cluster.network.as_ref().context("there are no links to pull")?;
                     network.plug(device, plugged)
@@ -61,7 +61,7 @@ impl Fault {
                 std::thread::sleep(outage);
                 plug(true)
             }
-            Kind::Coordinator => {
+            FaultKind::Coordinator => {
                 cluster.coordinator.kill()?;
                 std::thread::sleep(outage);
                 cluster.restart_coordinator_there()
@@ -73,16 +73,16 @@ impl Fault {
 /// Faults, one after another: each kind once before any comes again, in a random order.
 pub struct FaultSequence {
     dice: Rng,
-    kinds: Vec<Kind>,
-    left: Vec<Kind>,
+    kinds: Vec<FaultKind>,
+    left: Vec<FaultKind>,
 }
 
 impl FaultSequence {
     /// A deck by a seed. `links` says whether devices have links that can be pulled.
     pub fn new(seed: u64, links: bool) -> Self {
-        let mut kinds = vec![Kind::Kill, Kind::Freeze, Kind::Coordinator];
+        let mut kinds = vec![FaultKind::Kill, FaultKind::Freeze, FaultKind::Coordinator];
         if links {
-            kinds.push(Kind::Unplug);
+            kinds.push(FaultKind::Unplug);
         }
         Self { dice: Rng::with_seed(seed), kinds, left: Vec::new() }
     }
@@ -93,7 +93,7 @@ impl FaultSequence {
             self.left.clone_from(&self.kinds);
             self.dice.shuffle(&mut self.left);
         }
-        let kind = self.left.pop().unwrap_or(Kind::Kill);
+        let kind = self.left.pop().unwrap_or(FaultKind::Kill);
         let share = self.dice.f64() * self.dice.f64();
         let outage = Duration::from_millis(LEAST + (outage as f64 * share) as u64);
         Fault { kind, device: self.dice.usize(..super::DEVICES), outage }
@@ -110,18 +110,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_comes_as_often_and_the_same_each_time() {
+    fn fault_kinds_are_equally_frequent_and_repeatable_by_seed() {
         let faults = |seed| {
             let mut deck = FaultSequence::new(seed, true);
             (0..40).map(|_| deck.next(1000)).collect::<Vec<_>>()
         };
         let all = faults(3);
-        for kind in [Kind::Kill, Kind::Freeze, Kind::Unplug, Kind::Coordinator] {
+        for kind in [FaultKind::Kill, FaultKind::Freeze, FaultKind::Unplug, FaultKind::Coordinator]
+        {
             assert_eq!(all.iter().filter(|fault| fault.kind == kind).count(), 10);
         }
         assert_eq!(all, faults(3));
         assert_ne!(all, faults(4));
         let mut without = FaultSequence::new(3, false);
-        assert!((0..40).all(|_| without.next(1000).kind != Kind::Unplug));
+        assert!((0..40).all(|_| without.next(1000).kind != FaultKind::Unplug));
     }
 }

@@ -1,7 +1,7 @@
 //! The record of a run: each fault and each request as a line of JSON.
 
 use super::cases::Outcome;
-use crate::plot::{self, Axis, Chart, Kind, Point, Series};
+use crate::plot::{self, Axis, Chart, ChartKind, Point, Series};
 use anyhow::{Context, Result, ensure};
 use galaxy_common::Bytes;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ pub struct Settings {
 /// One line of the record.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "line")]
-pub enum Line {
+pub enum RecordLine {
     /// The first line: the settings of the run.
     Chaos(Settings),
     /// A fault, which has been mended.
@@ -65,9 +65,9 @@ pub enum Line {
 }
 
 /// The file of a record, and the summary of its lines.
-pub struct Record(Mutex<State>);
+pub struct Record(Mutex<RecordState>);
 
-struct State {
+struct RecordState {
     file: File,
     summary: Summary,
 }
@@ -106,7 +106,7 @@ impl Record {
         for (at, line) in text[..whole].lines().enumerate() {
             let place = || format!("{}, line {}", path.display(), at + 1);
             match serde_json::from_str(line).with_context(place)? {
-                Line::Chaos(of) => ensure!(
+                RecordLine::Chaos(of) => ensure!(
                     of == *settings,
                     "{} is of another run ({of:?}): name another file with --output, or remove it",
                     path.display()
@@ -117,14 +117,14 @@ impl Record {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file = file.with_context(|| path.display().to_string())?;
         file.set_len(whole as u64)?;
-        let record = Self(Mutex::new(State { file, summary }));
+        let record = Self(Mutex::new(RecordState { file, summary }));
         if whole == 0 {
-            record.add(&Line::Chaos(settings.clone()))?;
+            record.add(&RecordLine::Chaos(settings.clone()))?;
         }
         Ok(Arc::new(record))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecordState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,7 +132,7 @@ impl Record {
     ///
     /// # Errors
     /// When the disk refuses.
-    pub fn add(&self, line: &Line) -> Result<()> {
+    pub fn add(&self, line: &RecordLine) -> Result<()> {
         let mut text = serde_json::to_string(line)?;
         text.push('\n');
         let mut state = self.state();
@@ -165,14 +165,14 @@ impl Record {
 }
 
 impl Summary {
-    fn add(&mut self, line: &Line) {
+    fn add(&mut self, line: &RecordLine) {
         match line {
-            Line::Chaos(_) => {}
-            Line::Fault { mended_ms, .. } => {
+            RecordLine::Chaos(_) => {}
+            RecordLine::Fault { mended_ms, .. } => {
                 self.faults += 1;
                 self.mended_ms.push(*mended_ms);
             }
-            Line::Request { outcome, waited_ms, .. } => {
+            RecordLine::Request { outcome, waited_ms, .. } => {
                 *self.outcomes.entry(*outcome).or_default() += 1;
                 if outcome.is_answered() {
                     self.waited_ms.push(*waited_ms);
@@ -219,7 +219,7 @@ impl Summary {
             title: format!("{} faults: how long requests waited", self.faults),
             x: Axis { label: "of all, %".to_owned(), ..Axis::default() },
             y: Axis { label: "s".to_owned(), log: true, ..Axis::default() },
-            kind: Kind::Lines { series },
+            kind: ChartKind::Lines { series },
         };
         plot::draw(&chart, path_without_extension)
     }
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_goes_on_where_it_was_cut_off() {
+    fn a_chaos_record_continues_after_a_truncated_last_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("chaos.jsonl");
         let settings = Settings {
@@ -265,7 +265,7 @@ mod tests {
             memory: Bytes(5),
             loopback: true,
         };
-        let request = |outcome, waited_ms| Line::Request {
+        let request = |outcome, waited_ms| RecordLine::Request {
             client: 0,
             case: 3,
             outcome,
@@ -274,7 +274,7 @@ mod tests {
             why: String::new(),
         };
         let what = "d0 is killed".to_owned();
-        let fault = Line::Fault { number: 0, what, broken_ms: 5, mended_ms: 7 };
+        let fault = RecordLine::Fault { number: 0, what, broken_ms: 5, mended_ms: 7 };
         let record = Record::open(&path, &settings).unwrap();
         for line in [request(Outcome::Right, 8), fault, request(Outcome::NearTie, 2)] {
             record.add(&line).unwrap();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_what_waited() {
+    fn a_quantile_is_the_value_at_its_share_and_zero_without_values() {
         let times: Vec<u64> = (0..=100).collect();
         assert_eq!([0.5, 0.9, 1.0].map(|share| quantile(&times, share)), [50, 90, 100]);
         assert_eq!(quantile(&[], 0.5), 0);

@@ -249,7 +249,7 @@ mod tests {
     use crate::evaluation::fixtures::record;
 
     #[test]
-    fn environments_are_known_with_their_rates() {
+    fn environment_names_are_parsed_into_name_and_rate() {
         for (name, known) in [
             ("A", ("A", None)),
             ("A-10Mbit-8GB", ("A", Some(10))),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_without_labels_is_known_by_its_key() {
+    fn a_cell_without_labels_is_named_by_its_key() {
         let mut record = record("table4", &[("A@10Mbit/s,memory=8GB/bert/auto", &[], None)]);
         let name = Name { environment: "A@10Mbit/s,memory=8GB", model: "bert", variant: "auto" };
         assert_eq!(Name::of(&record.cells[0]), name);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told_from_what_is_missing() {
+    fn ratios_distinguish_refused_cells_from_missing_cells() {
         let mut record = record(
             "table4",
             &[

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn reached_missed_in_part_and_not_measured() {
+    fn a_goal_reports_reached_missed_partly_reached_and_not_measured() {
         const NONE: Result<f64, Lack> = Err(Lack::Impossible);
         const MISSING: Result<f64, Lack> = Err(Lack::Missing);
         for (rule, values, reached) in [
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_names_the_worst_and_the_best_cell() {
+    fn a_goal_row_names_its_worst_and_best_cell() {
         let values = [Ok(1.4), Ok(2.0), Err(Lack::Missing)];
         let row = goal(Rule::Any(1.5), &values).row("[x](#x)");
         let expected = "at least 1.5 somewhere";

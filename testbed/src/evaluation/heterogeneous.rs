@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_better_that_fits_is_what_counts() {
+    fn auto_is_compared_with_the_fastest_baseline_that_fits() {
         let mut found = record(
             RECORD,
             &[
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn where_neither_fits_there_is_nothing_to_compare() {
+    fn there_is_no_comparison_where_no_baseline_fits() {
         let mut found = record(
             RECORD,
             &[("D/b/megatron", &[], None), ("D/b/sequence", &[], None), ("D/b/auto", &[1.0], None)],

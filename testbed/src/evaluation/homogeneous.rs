@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_held_against_that_of_the_bounds() {
+    fn the_measured_speedup_is_compared_with_the_speedup_of_the_bounds() {
         let found = records(
             RECORD,
             &[
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_record_nothing_is_measured() {
+    fn goals_without_a_record_are_not_measured() {
         assert_eq!(reached(&Records::default()), ["not measured", "not measured"]);
     }
 }

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_cells_that_both_run_are_compared() {
+    fn only_cells_measured_on_both_sides_are_compared() {
         let mut found = record(
             RECORD,
             &[

@@ -103,7 +103,7 @@ mod tests {
     use crate::evaluation::fixtures::{of, record};
 
     #[test]
-    fn auto_is_held_against_the_best_other() {
+    fn auto_is_compared_with_the_best_other_strategy() {
         let mut found = record(
             "table4",
             &[
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn without_predictions_there_is_nothing_to_say() {
+    fn records_without_predictions_give_no_lines() {
         assert!(shown_of(&Records::default()).lines.is_empty());
         let found = of(record("table4", &[("A/b/local", &[100.0], None)]));
         assert!(shown_of(&found).lines.is_empty());

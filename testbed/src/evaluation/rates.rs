@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_links_are_told_from_fast_ones() {
+    fn only_slow_links_count_for_the_speedup_over_galaxy() {
         let found = records(
             RECORD,
             &[

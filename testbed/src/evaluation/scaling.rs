@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_is_held_against_linear_and_strong_against_one_device() {
+    fn weak_scaling_is_compared_with_linear_and_strong_with_one_device() {
         // Four times the tokens in 1 / 0.9 of the time; a third of the time.
         let found = both(
             made(WEAK, [90.0, 100.0], [96.0, 384.0]),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_go_before_tokens() {
+    fn scaling_counts_operations_rather_than_tokens_if_recorded() {
         let mut weak = made(WEAK, [50.0, 100.0], [96.0, 384.0]);
         for (cell, flops) in weak.cells.iter_mut().zip([1.0, 7.0]) {
             cell.facts.insert("flops".to_owned(), flops);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn without_records_nothing_is_measured() {
+    fn scaling_goals_without_records_are_not_measured() {
         let found = shown_of(&Records::default());
         assert_eq!(found.goals.len(), 2);
         assert!(found.tables.is_empty() && found.every.is_empty());

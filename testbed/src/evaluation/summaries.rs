@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn loaders_and_memory_stand_beside_the_papers() {
+    fn loader_speed_and_memory_are_shown_with_the_figures_of_the_papers() {
         let mut found = record(MEMORY, &[]);
         let facts = [("weights_mb", 25.0), ("model_mb", 100.0)];
         add(&mut found, "each-loader/bert-large/pipeswitch", &[(RUN, 200.0)], &[]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stands_beside_its_peers() {
+    fn decode_rates_are_compared_with_one_device_and_llama_cpp() {
         let mut found = record(DECODE, &[]);
         for (variant, rate) in [("one device", 2.0), ("galaxy", 3.0), ("llama.cpp", 1.0)] {
             add(&mut found, &format!("two-125Mbit/llama-1b/{variant}"), &[("rate", rate)], &[]);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_and_links_say_their_best_and_their_cost() {
+    fn summaries_show_the_best_overlap_and_the_cost_of_each_transport() {
         let mut found = record(OVERLAP, &[]);
         add(&mut found, "pair/bert/1", &[(LATENCY, 10.0), (HIDDEN, -0.1)], &[]);
         add(&mut found, "pair/bert/4", &[(LATENCY, 8.0), (HIDDEN, 0.9)], &[]);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn without_records_there_is_nothing_to_say() {
+    fn summaries_without_records_have_no_lines() {
         let none = Records::default();
         for shown in [overlap(&none), transport(&none), memory(&none), decode(&none)] {
             assert!(shown.lines.is_empty());

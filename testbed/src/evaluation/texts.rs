@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn together_is_held_against_the_sum_of_each_alone() {
+    fn the_cluster_rate_is_compared_with_the_sum_of_single_devices() {
         let alone: [(&str, u32, f64); 2] = [("alone-a", 1, 6.0), ("alone-b", 1, 4.0)];
         let with = |rate| made(&[alone[0], alone[1], ("auto", 1, rate)]);
         assert_eq!(reached(with(8.5)), "yes");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_record_nothing_is_measured() {
+    fn goals_without_a_record_are_not_measured() {
         let found = shown_of(&Records::default());
         assert_eq!(found.goals[0].reached(), "not measured");
     }

@@ -389,7 +389,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn contenders_take_turns_until_each_is_done_or_was_tried_too_often() {
+    fn contenders_take_turns_until_done_or_out_of_tries() {
         let output = tempfile::tempdir().unwrap();
         let wanted = || Record::new("turns", true, json!({})).unwrap();
         let mut file = RecordFile::open(output.path(), wanted(), false).unwrap();

@@ -13,7 +13,7 @@ use crate::{
     holding::took,
     instance::Split,
     peer::{self, LlamaCpp},
-    plot::{Axis, Chart, Group, Kind},
+    plot::{Axis, Chart, ChartKind, Group},
     record::{Cell, Outcome, Record},
     report::{Table, figure},
 };
@@ -374,7 +374,7 @@ impl Found<'_> {
             title: title.to_owned(),
             x: axis("devices/model"),
             y: Axis { log: true, ..axis(unit) },
-            kind: Kind::Bars {
+            kind: ChartKind::Bars {
                 groups: self.groups.iter().map(bars).collect(),
                 series: self.names().map(str::to_owned).collect(),
             },

@@ -13,7 +13,7 @@ use crate::{
     environment::Environment,
     instance::Split,
     models,
-    plot::{Axis, Chart, Kind, Point, Series},
+    plot::{Axis, Chart, ChartKind, Point, Series},
     record::{Cell, LATENCY, Outcome, PREDICTED, Record},
     report::{Table, figure},
 };
@@ -377,7 +377,7 @@ fn show(record: &Record) -> Shown {
         title: "Texts per second of all devices, of the sum of each alone".to_owned(),
         x: Axis { log: true, ..axis("texts at once") },
         y: axis("%"),
-        kind: Kind::Lines { series: lines },
+        kind: ChartKind::Lines { series: lines },
     };
     let reached = match below.is_empty() {
         true => format!("Every number of texts reaches {:.0}% of the sum.", WANTED * 100.0),

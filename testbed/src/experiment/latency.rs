@@ -397,7 +397,7 @@ mod tests {
     use crate::experiment::EXPERIMENTS;
 
     #[test]
-    fn what_a_record_holds_of_others_is_not_left_out_of_what_is_asked_for() {
+    fn missing_samples_are_counted_only_for_the_selected_cells() {
         let experiment = EXPERIMENTS.iter().find(|e| e.name == "table4").unwrap();
         let mut record = Record::new(experiment.name, true, json!({})).unwrap();
         let left =

@@ -14,7 +14,7 @@ use crate::{
     record::{Outcome, Record, RecordFile, Verdict},
 };
 use anyhow::{Context, Result, ensure};
-use device::{Device, forget};
+use device::{DeviceProcess, forget};
 use galaxy_common::{Bytes, Cache, DeviceName, Plan, Room, Span, Strategy, Streaming, WireType};
 use galaxy_graph::{
     budget,
@@ -172,7 +172,7 @@ fn key(disk: Disk, model: &str, policy: Policy) -> String {
 }
 
 /// A model on one device, and its pieces.
-struct Case {
+struct MemoryCase {
     name: String,
     path: PathBuf,
     plan: Plan,
@@ -182,7 +182,7 @@ struct Case {
     ask: ReaderCommand,
 }
 
-impl Case {
+impl MemoryCase {
     fn open(name: &str, path: &Path, rows: u32) -> Result<Self> {
         let model = ModelDir::open(path)?;
         let spec = model.spec().clone();
@@ -345,7 +345,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let mut record = open(NAME, options, settings)?;
     for (name, part) in &models {
         let model = models::ensure(&options.cache, name)?.canonicalize()?;
-        let case = Case::open(name, &model, ROWS)?;
+        let case = MemoryCase::open(name, &model, ROWS)?;
         let bench = Bench { options, case: &case };
         if *part == Subset::Requests || few {
             bench.requests(&mut record)?;
@@ -358,7 +358,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         if *part == Subset::All && !few && matches!(case.ask, ReaderCommand::Run(_)) {
             bench.loaders(&mut record)?;
             if case.spec.patches.is_none() {
-                let case = Case::open(name, &model, LONG)?;
+                let case = MemoryCase::open(name, &model, LONG)?;
                 let bench = Bench { case: &case, ..bench };
                 bench.in_turns(&POLICIES.map(|p| (Disk::Long, p)), samples, &mut record)?;
             }
@@ -374,7 +374,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
 /// The measurement of one model.
 struct Bench<'a> {
     options: &'a Options,
-    case: &'a Case,
+    case: &'a MemoryCase,
 }
 
 impl Bench<'_> {
@@ -543,11 +543,11 @@ impl Bench<'_> {
         let file = work.path().join("plan.json");
         std::fs::write(&file, serde_json::to_vec(plan)?)?;
         // The file is there before anything is measured or bounded.
-        let mut first = Device::start(self.case, &file, &self.shards(), None)?;
+        let mut first = DeviceProcess::start(self.case, &file, &self.shards(), None)?;
         first.ask(ReaderCommand::Open)?;
         drop(first);
         forget(&self.case.path)?;
-        let mut device = Device::start(self.case, &file, &self.shards(), limit)?;
+        let mut device = DeviceProcess::start(self.case, &file, &self.shards(), limit)?;
         let testbed = self.options.testbed.as_deref().unwrap_or(NAME);
         let group = match self.options.loopback || self.options.smoke {
             true => None,

@@ -8,7 +8,7 @@ use super::{
     },
 };
 use crate::{
-    plot::{Axis, Chart, Group, Kind, Point, Series},
+    plot::{Axis, Chart, ChartKind, Group, Point, Series},
     record::{Cell, Outcome, PREDICTED, Record},
     report::{Table, figure},
 };
@@ -156,7 +156,7 @@ impl Found<'_> {
                     title: "Latency of every strategy".to_owned(),
                     x: axis("environment/model"),
                     y: axis("ms"),
-                    kind: Kind::Bars { groups: bars, series },
+                    kind: ChartKind::Bars { groups: bars, series },
                 },
             ),
         ];
@@ -231,7 +231,7 @@ fn scatter(names: &[&str], pairs: &[Pair<'_>]) -> Chart {
         title: "Predicted against measured latency".to_owned(),
         x: axis("measured, ms"),
         y: axis("predicted, ms"),
-        kind: Kind::Lines { series },
+        kind: ChartKind::Lines { series },
     }
 }
 
@@ -246,7 +246,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn what_was_predicted_stands_beside_what_was_measured() {
+    fn predictions_are_shown_with_their_error_against_measurements() {
         let mut record = Record::new("planner", true, serde_json::json!({})).unwrap();
         let mut add = |variant: &str, predicted: f64, measured: [f64; 2]| {
             let cell = record.cell(&format!("A/bert/{variant}"), &[("plan", "somehow")]);

@@ -6,7 +6,7 @@ use super::{
     show::{BOUND, Found, Shown, axis, fact, groups, percent, shown},
 };
 use crate::{
-    plot::{Axis, Chart, Kind, Point, Series},
+    plot::{Axis, Chart, ChartKind, Point, Series},
     record::Cell,
     report::{Table, figure},
 };
@@ -100,7 +100,7 @@ impl Found<'_> {
             title: title.to_owned(),
             x: Axis { log: true, ..axis("Mbit/s") },
             y: axis("times"),
-            kind: Kind::Lines { series },
+            kind: ChartKind::Lines { series },
         };
         let charts = vec![
             ("", chart("How much faster than galaxy auto is, over the rate of links", over_galaxy)),

@@ -6,7 +6,7 @@ use super::{
     show::{BOUND, Found, Shown, axis, fact, groups, part, percent, shown},
 };
 use crate::{
-    plot::{Chart, Kind, Point, Series},
+    plot::{Chart, ChartKind, Point, Series},
     report::{Table, figure},
 };
 use galaxy_common::Spread;
@@ -87,7 +87,7 @@ impl Found<'_> {
             title: "Devices together, over one".to_owned(),
             x: axis("devices"),
             y: axis("times one device"),
-            kind: Kind::Lines { series: lines },
+            kind: ChartKind::Lines { series: lines },
         };
         let notes = vec![
             "*Times one device*: operations per second of all over those of one; where the text is the same, its latency on one device over that on all. *Of linear*: that over the number of devices. Four layers of each model: a whole one has no room on one board, and the paper measured one layer.".to_owned(),

@@ -2,7 +2,7 @@
 
 use super::{Experiment, Options, View, contest::key};
 use crate::{
-    plot::{self, Axis, Bar, Chart, Group, Kind, Point, Series},
+    plot::{self, Axis, Bar, Chart, ChartKind, Group, Point, Series},
     record::{Cell, Outcome, Record},
     report::{Page, Table, figure},
 };
@@ -222,7 +222,7 @@ impl Found<'_> {
             title: title.to_owned(),
             x: x(),
             y: axis(y),
-            kind: Kind::Lines { series },
+            kind: ChartKind::Lines { series },
         };
         let charts = vec![
             ("", chart("Latency over tiles", "ms", latency)),
@@ -257,7 +257,7 @@ impl Found<'_> {
             title: "Latency of runs that were made anew".to_owned(),
             x: axis("run"),
             y: axis("ms"),
-            kind: Kind::Bars { groups: bars, series: vec!["galaxy".to_owned()] },
+            kind: ChartKind::Bars { groups: bars, series: vec!["galaxy".to_owned()] },
         };
         (vec![table], notes, vec![("", chart)])
     }

@@ -5,7 +5,7 @@ use super::{
     show::{BOUND, Found, Shown, axis, groups, latency_bar, part, percent, shown},
 };
 use crate::{
-    plot::{Bar, Chart, Group, Kind},
+    plot::{Bar, Chart, ChartKind, Group},
     record::Cell,
     report::{Table, figure},
 };
@@ -119,7 +119,7 @@ impl Found<'_> {
                     title: "Latency, and its bound".to_owned(),
                     x: axis("environment/model"),
                     y: axis("ms"),
-                    kind: Kind::Bars { groups: bars, series },
+                    kind: ChartKind::Bars { groups: bars, series },
                 },
             ),
             (
@@ -128,7 +128,7 @@ impl Found<'_> {
                     title: "How much faster auto is: measured, bound, paper".to_owned(),
                     x: axis("environment/model"),
                     y: axis("times"),
-                    kind: Kind::Bars { groups: ratios, series: vec!["over auto".to_owned()] },
+                    kind: ChartKind::Bars { groups: ratios, series: vec!["over auto".to_owned()] },
                 },
             ),
         ];

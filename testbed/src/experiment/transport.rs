@@ -10,7 +10,7 @@ use super::{
 use crate::{
     health::{Health, Watch},
     network::{self, Link, Network, NetworkGuard, NetworkNode},
-    plot::{Axis, Chart, Kind, Point, Series},
+    plot::{Axis, Chart, ChartKind, Point, Series},
     processes::{Keys, Process, listening, worker_command},
     record::{Cell, Outcome, PREDICTED, Record, RecordFile, Verdict},
     report::{Table, figure},
@@ -502,7 +502,7 @@ fn show(conditions: &[Condition], record: &Record, output: &Path) -> Result<()> 
             title: title.to_owned(),
             x: Axis { label: "link".to_owned(), log: false, categories: Some(categories) },
             y: Axis { label: unit.to_owned(), log: value == "rate_mbit", categories: None },
-            kind: Kind::Lines { series: LINKS.map(line).to_vec() },
+            kind: ChartKind::Lines { series: LINKS.map(line).to_vec() },
         };
         charts.push((suffix, chart));
     }

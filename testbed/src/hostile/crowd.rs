@@ -1,6 +1,6 @@
 //! Hostile connections: they wait, and come again when they are closed.
 
-use super::{HostileCluster, Target};
+use super::{HostileCluster, HostileTarget};
 use anyhow::Result;
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -58,7 +58,7 @@ pub struct HostileConnections {
 impl HostileConnections {
     /// Prepares `most` connections from an address, of which at most `rate` in each second come again.
     pub async fn gather(
-        (target, to): (Target, SocketAddr),
+        (target, to): (HostileTarget, SocketAddr),
         from: IpAddr,
         manner: ConnectionState,
         most: usize,
@@ -69,7 +69,7 @@ impl HostileConnections {
         let mut who = JoinSet::new();
         let says: &[u8] = match (manner, target) {
             (ConnectionState::Silent, _) => &[],
-            (ConnectionState::HalfOpen, Target::Serve) => HEAD,
+            (ConnectionState::HalfOpen, HostileTarget::Serve) => HEAD,
             (ConnectionState::HalfOpen, _) => HELLO,
         };
         for _ in 0..most {
@@ -139,21 +139,21 @@ async fn until_sent_away(mut stream: TcpStream, says: &[u8]) -> std::io::Result<
 /// A crowd of connections that stay: with a valid certificate, or over HTTP with a request that was answered.
 pub async fn valid(
     stage: &HostileCluster,
-    target: Target,
+    target: HostileTarget,
     identity: &Identity,
     most: usize,
 ) -> Result<HostileConnections> {
     let (count, begins) = (Arc::new(Count::default()), Arc::new(Semaphore::new(0)));
     let mut who = JoinSet::new();
     let address = stage.address(target).to_owned();
-    let name = DeviceName::new(if target == Target::Worker { "d0" } else { "coordinator" })?;
-    let role = if target == Target::Worker { Role::Device } else { Role::Coordinator };
+    let name = DeviceName::new(if target == HostileTarget::Worker { "d0" } else { "coordinator" })?;
+    let role = if target == HostileTarget::Worker { Role::Device } else { Role::Coordinator };
     for _ in 0..most {
         let (count, begins, address) = (count.clone(), begins.clone(), address.clone());
         let (name, identity) = (name.clone(), identity.clone());
         who.spawn(async move {
             let Ok(_permit) = begins.acquire_owned().await else { return };
-            if target == Target::Serve {
+            if target == HostileTarget::Serve {
                 let says = format!("GET /v1/models HTTP/1.1\r\nhost: {address}\r\n\r\n");
                 let Ok(to) = address.parse() else { return };
                 return wait(IpAddr::from([127, 0, 0, 1]), to, says.as_bytes(), &count).await;

@@ -225,7 +225,7 @@ impl Others {
         let memory = resident(self.coordinator.id())?;
         let calls = Arc::new(AtomicU64::new(0));
         let profile = DeviceProfile { device: DeviceName::new("d1")?, ..self.profile.scaled(0.01) };
-        let device = Device { deed, calls: calls.clone(), profile };
+        let device = HostileDevice { deed, calls: calls.clone(), profile };
         let (address, server) = listen(device, &self.keys).await?;
         let text = format!("name = \"d1\"\naddress = {address:?}\nmemory = \"1GB\"\n");
         std::fs::write(self.devices.join("d1.toml"), text)?;
@@ -289,7 +289,7 @@ fn median(times: &mut [Duration]) -> Duration {
 }
 
 /// Starts a hostile device, and returns its address and its task.
-async fn listen(device: Device, keys: &Keys) -> Result<(String, JoinHandle<()>)> {
+async fn listen(device: HostileDevice, keys: &Keys) -> Result<(String, JoinHandle<()>)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?.to_string();
     let identity = Identity::load(&keys.of(device.profile.device.as_str(), Role::Device)?)?;
@@ -303,14 +303,14 @@ fn text() -> String {
     "\u{1b}[2Jhello\r\n".repeat(100_000)
 }
 
-struct Device {
+struct HostileDevice {
     deed: DeviceAttack,
     calls: Arc<AtomicU64>,
     /// The profile of the fastest device of all.
     profile: DeviceProfile,
 }
 
-impl Device {
+impl HostileDevice {
     /// Counts a call, if its attack is one of these.
     fn asked(&self, deeds: &[DeviceAttack]) {
         if deeds.contains(&self.deed) {
@@ -334,7 +334,7 @@ fn measured(event: profile_event::Event) -> Result<v1::ProfileEvent, Status> {
 }
 
 #[tonic::async_trait]
-impl Worker for Device {
+impl Worker for HostileDevice {
     type PlaceStream = BoxStream<v1::PlaceEvent>;
     type ExecuteStream = BoxStream<v1::ExecuteEvent>;
     type PrepareStream = BoxStream<v1::PlaceEvent>;

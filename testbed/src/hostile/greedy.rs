@@ -1,6 +1,6 @@
 //! A client with a certificate that sends requests which cost much more than they look like.
 
-use super::{ASKED, BEHIND, BUDGET, HostileCluster, Row, Target, row, say};
+use super::{ASKED, BEHIND, BUDGET, HostileCluster, HostileTarget, Row, row, say};
 use anyhow::{Result, bail};
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -81,7 +81,7 @@ async fn dial(stage: &HostileCluster, who: &str) -> Result<Channel> {
 
 /// How an honest client fares while another sends such requests, and how much the coordinator's memory grows.
 pub async fn under(stage: &HostileCluster, greed: RequestAttack) -> Result<Row> {
-    let target = Target::Coordinator;
+    let target = HostileTarget::Coordinator;
     say(format_args!("{target:?}"), greed.words());
     let before = median(stage, greed).await?;
     let memory = stage.memory(target)?;

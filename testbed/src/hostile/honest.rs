@@ -1,6 +1,6 @@
 //! An honest client: it dials, is slow in its handshake, asks, and is answered.
 
-use super::Target;
+use super::HostileTarget;
 use anyhow::{Context, Result, bail};
 use galaxy_common::DeviceName;
 use galaxy_proto::{
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The honest client, and the process that it asks.
 pub struct Honest {
-    pub target: Target,
+    pub target: HostileTarget,
     pub address: SocketAddr,
     /// The identity of a client or a coordinator; none over HTTP.
     pub identity: Option<Identity>,
@@ -53,14 +53,15 @@ impl Honest {
         let Some(identity) = &self.identity else { return self.over_http().await };
         let slow = slowly(self.address).await?;
         let name = DeviceName::new(match self.target {
-            Target::Worker => "d0",
+            HostileTarget::Worker => "d0",
             _ => "coordinator",
         })?;
-        let role = if self.target == Target::Worker { Role::Device } else { Role::Coordinator };
+        let role =
+            if self.target == HostileTarget::Worker { Role::Device } else { Role::Coordinator };
         let to = (&name, role);
         let channel = channel::connect(&slow.to_string(), Some(identity), to, PATIENCE).await?;
         match self.target {
-            Target::Worker => {
+            HostileTarget::Worker => {
                 WorkerClient::new(channel).health(v1::HealthRequest {}).await?;
             }
             _ => {

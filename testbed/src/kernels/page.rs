@@ -2,7 +2,7 @@
 
 use super::quiet::UNDISTURBED;
 use crate::{
-    plot::{self, Axis, Bar, Chart, Group, Kind},
+    plot::{self, Axis, Bar, Chart, ChartKind, Group},
     record::{Cell, Record},
     report::{Page, Table, figure},
 };
@@ -216,6 +216,6 @@ fn chart(record: &Record) -> Option<Chart> {
         title: "Products against what a core can do".to_owned(),
         x: Axis { label: "rows x inputs x outputs, weights".to_owned(), ..Axis::default() },
         y: Axis { label: "of the bound, %".to_owned(), ..Axis::default() },
-        kind: Kind::Bars { groups, series },
+        kind: ChartKind::Bars { groups, series },
     })
 }

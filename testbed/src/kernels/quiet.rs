@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_tried_so_often_and_no_more() {
+    fn a_turn_is_retried_up_to_the_limit_and_its_error_is_returned() {
         let mut turns = 0;
         let (value, share) = quietly(|| {
             turns += 1;

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_answered_and_nonsense_is_refused() {
+    fn valid_kernel_requests_are_answered_and_invalid_requests_rejected() {
         let place = tempfile::tempdir().unwrap();
         let options = ServeOptions { cache: place.path().to_owned(), threads: 1 };
         let mut desk = KernelServer { options: &options, models: Vec::new() };

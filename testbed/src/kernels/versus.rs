@@ -1,7 +1,7 @@
 //! The page of the comparison with PyTorch, from what `testbed/peers/kernels.py` measured.
 
 use crate::{
-    plot::{self, Axis, Bar, Chart, Group, Kind},
+    plot::{self, Axis, Bar, Chart, ChartKind, Group},
     record::{Cell, Record, Verdict},
     report::{Page, Table, figure},
 };
@@ -170,7 +170,7 @@ fn chart(record: &Record) -> Chart {
         title: "A layer's time against eager PyTorch's, one thread".to_owned(),
         x: Axis { label: "model, weights if not f32, rows".to_owned(), ..Axis::default() },
         y: Axis { label: "of eager PyTorch's time".to_owned(), ..Axis::default() },
-        kind: Kind::Bars {
+        kind: ChartKind::Bars {
             groups: record.cells.iter().filter(|cell| layer(cell)).map(group).collect(),
             series: SHOWN.iter().map(|(_, name)| (*name).to_owned()).collect(),
         },
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comparison_is_shown() {
+    fn the_comparison_with_pytorch_is_written_as_page_and_plot() {
         let place = tempfile::tempdir().unwrap();
         let samples = place.path().join("samples.json");
         let text = r#"{

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::golden::{self, Case, Split};
+use crate::golden::{self, GoldenCase, Split};
 use galaxy_common::{BatchShape, Exchange, Strategy, Wanted, WireType};
 use galaxy_engine::{compute::Inputs, local::LocalCluster};
 use galaxy_model::ModelDir;
@@ -51,7 +51,7 @@ fn stored(dir: &Path) -> BTreeMap<String, (Vec<usize>, safetensors::Dtype)> {
 }
 
 #[test]
-fn parameters_are_as_many_as_the_published_models_have() {
+fn parameter_counts_equal_those_of_the_published_models() {
     let count = |name| find(name).unwrap().shape.parameters();
     assert_eq!(count("distilbert"), 66_985_530);
     assert_eq!(count("gpt2-medium"), 354_823_168);
@@ -64,7 +64,7 @@ fn parameters_are_as_many_as_the_published_models_have() {
 }
 
 #[test]
-fn every_family_is_written_as_it_is_described() {
+fn written_tensors_match_the_described_shapes_of_every_family() {
     for (name, shape) in small() {
         let dir = tempfile::tempdir().unwrap();
         shape.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
@@ -103,7 +103,7 @@ fn every_shape_runs_with_finite_results() {
         );
         let words = if dir.spec().patches.is_some() { 0 } else { shape.vocabulary };
         assert_eq!((dir.spec().vocabulary, dir.format()), (words, shape.format));
-        let case = Case {
+        let case = GoldenCase {
             checkpoint: "",
             strategy: Strategy::Galaxy,
             devices: 2,
@@ -153,7 +153,7 @@ fn a_large_model_is_cut_into_files_with_an_index() {
 }
 
 #[test]
-fn a_finished_model_stays_and_a_half_one_is_made_anew() {
+fn a_finished_model_is_kept_and_a_partial_one_written_again() {
     let cache = tempfile::tempdir().unwrap();
     let part = cache.path().join("x.part");
     std::fs::create_dir(&part).unwrap();
@@ -173,7 +173,7 @@ fn a_finished_model_stays_and_a_half_one_is_made_anew() {
 }
 
 #[test]
-fn a_directory_of_someone_else_s_is_left_alone() {
+fn a_model_directory_of_another_program_is_refused_and_unchanged() {
     let cache = tempfile::tempdir().unwrap();
     let real = cache.path().join("bert-large");
     std::fs::create_dir(&real).unwrap();
@@ -184,7 +184,7 @@ fn a_directory_of_someone_else_s_is_left_alone() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_with_a_reason() {
+fn unknown_models_and_a_lack_of_disk_space_are_errors_with_a_reason() {
     let cache = tempfile::tempdir().unwrap();
     let error = ensure(cache.path(), "bert-huge").unwrap_err().to_string();
     assert!(error.contains("bert-huge") && error.contains("gpt2-large"), "{error}");

@@ -2,7 +2,7 @@
 //!
 //! `testbed/peers/pytorch/bring` brings it; without it there is none to compare with.
 
-use crate::{environment::Device, instance::Testbed, network::Network, processes::root};
+use crate::{environment::EnvironmentDevice, instance::Testbed, network::Network, processes::root};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::{
@@ -54,7 +54,7 @@ impl PeerLayout {
 
 /// The result of one text.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Answer {
+pub struct GlooResult {
     /// The time from the moment that the first device was asked until it had the result.
     pub took: Duration,
     /// The mean of the last hidden states.
@@ -159,7 +159,7 @@ impl Gloo {
     ///
     /// # Errors
     /// When PyTorch fails, with what its processes printed.
-    pub fn run(&mut self, tokens: &[u32]) -> Result<Answer> {
+    pub fn run(&mut self, tokens: &[u32]) -> Result<GlooResult> {
         #[derive(Deserialize)]
         struct Said {
             ns: u64,
@@ -172,7 +172,7 @@ impl Gloo {
         let line = self.line(RUNNING)?;
         let Said { ns, mean } =
             serde_json::from_str(&line).with_context(|| format!("PyTorch says {line:?}"))?;
-        Ok(Answer { took: Duration::from_nanos(ns), mean })
+        Ok(GlooResult { took: Duration::from_nanos(ns), mean })
     }
 
     /// The next line of the first device, as long as all processes are there.
@@ -254,9 +254,9 @@ impl PeerJob<'_> {
 
 /// The index of the device on which a model runs that uses only one: the fastest, and of two equally fast
 /// ones that with more memory.
-fn fastest(devices: &[Device]) -> usize {
+fn fastest(devices: &[EnvironmentDevice]) -> usize {
     let of = |i: usize| {
-        let device: &Device = &devices[i];
+        let device: &EnvironmentDevice = &devices[i];
         (device.speed.map_or(f64::INFINITY, |speed| speed.0), device.memory.0)
     };
     (0..devices.len()).fold(0, |best, i| if of(i) > of(best) { i } else { best })
@@ -269,7 +269,7 @@ mod tests {
     use crate::environment::Environment;
 
     #[test]
-    fn one_device_is_the_fastest() {
+    fn the_single_device_baseline_uses_the_fastest_device() {
         let of = |name: &str| fastest(&Environment::open(name).unwrap().devices);
         assert_eq!(of("A"), 0);
         let f = Environment::open("F").unwrap();

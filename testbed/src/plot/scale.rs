@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_hold_what_they_must() {
+    fn axis_ends_enclose_all_finite_values() {
         for log in [false, true] {
             for values in
                 [vec![], vec![f64::NAN], vec![7.0], vec![0.0], vec![-3.0, 5.0], vec![1e-9, 1e9]]
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn plot_numbers_are_shortened_without_trailing_zeros() {
         for (value, text) in
             [(1234.4, "1234"), (12.34, "12.3"), (1.0, "1"), (0.0456, "0.046"), (0.0, "0")]
         {

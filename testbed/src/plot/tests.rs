@@ -26,7 +26,7 @@ fn table() -> Chart {
         title: "Latency of one request, environment A (two like devices, 125 Mbit/s)".into(),
         x: Axis::default(),
         y: Axis { label: "latency, ms".into(), ..Axis::default() },
-        kind: Kind::Bars {
+        kind: ChartKind::Bars {
             series: ["local", "megatron", "sequence", "galaxy"].map(String::from).into(),
             groups: vec![
                 group(
@@ -60,7 +60,7 @@ fn curves() -> Chart {
         title: "Hidden communication by tiles \u{2265} 1 \u{d7} 2 devices".into(),
         x: Axis { label: "tiles".into(), log: true, categories: None },
         y: Axis { label: "communication hidden, %".into(), ..Axis::default() },
-        kind: Kind::Lines {
+        kind: ChartKind::Lines {
             series: vec![
                 line("galaxy, TLS", [0.0, 44.0, 71.0, 82.0, 79.0], false),
                 line("galaxy, plain", [0.0, 46.0, 74.0, f64::NAN, 88.0], false),
@@ -95,7 +95,7 @@ fn drawn(chart: &Chart, name: &str) -> String {
 }
 
 #[test]
-fn bars_say_what_they_show() {
+fn bar_charts_contain_their_labels_and_values() {
     let svg = drawn(&table(), "bars");
     for label in [
         "Latency of one request",
@@ -112,7 +112,7 @@ fn bars_say_what_they_show() {
 }
 
 #[test]
-fn lines_say_what_they_show() {
+fn line_charts_contain_their_labels() {
     let svg = drawn(&curves(), "lines");
     for label in ["galaxy, TLS", "tiles", "communication hidden, %", "16", "\u{2265} 1 \u{d7} 2"] {
         assert!(svg.contains(label), "no {label:?}");
@@ -120,10 +120,10 @@ fn lines_say_what_they_show() {
 }
 
 #[test]
-fn charts_of_awkward_data_are_drawn() {
+fn charts_with_extreme_or_missing_values_are_drawn() {
     let mut many = table();
     many.y.log = true;
-    if let Kind::Bars { groups, .. } = &mut many.kind {
+    if let ChartKind::Bars { groups, .. } = &mut many.kind {
         let more: Vec<Group> = (0..3).flat_map(|_| groups.clone()).collect();
         *groups = more;
         groups[0].bars[0].value = Some(f64::NAN);
@@ -138,9 +138,9 @@ fn charts_of_awkward_data_are_drawn() {
     named.x.categories = Some((0..17).map(|i| format!("a long name/number {i}")).collect());
     assert!(drawn(&named, "named").contains("number"));
     let empty = [
-        Kind::Bars { groups: vec![], series: vec![] },
-        Kind::Lines { series: vec![] },
-        Kind::Lines {
+        ChartKind::Bars { groups: vec![], series: vec![] },
+        ChartKind::Lines { series: vec![] },
+        ChartKind::Lines {
             series: vec![Series {
                 name: "one".into(),
                 points: vec![Point::default()],

@@ -24,7 +24,7 @@ fn names(of: &Path) -> BTreeSet<String> {
 
 /// One test for all targets, so that no other takes memory meanwhile.
 #[test]
-fn every_kept_input_is_handled() {
+fn decoders_handle_every_input_of_the_fuzz_corpus() {
     seeds_are_kept();
     let known: BTreeSet<String> = targets::TARGETS.iter().map(|t| t.name.to_owned()).collect();
     assert_eq!(names(&corpus()), known, "a folder for each target");

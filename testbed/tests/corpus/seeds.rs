@@ -13,12 +13,12 @@ use galaxy_proto::{
     fault::{Fault, to_status},
     identity::Moment,
     join::{
-        Attempt, Facts, Greeting, InvitationId, JoinRequest, Line, Message, Pin, Proof, Refusal,
-        Secret,
+        Attempt, Facts, Greeting, InvitationId, JoinLine, JoinRequest, Message, Pin, Proof,
+        Refusal, Secret,
     },
     v1,
 };
-use galaxy_worker::ring::handshake::{Answer, Handshake, ProbeHandshake};
+use galaxy_worker::ring::handshake::{Handshake, HandshakeReply, ProbeHandshake};
 use prost::Message as _;
 use std::{fs, ops::ControlFlow, path::Path};
 use tonic::Code;
@@ -69,7 +69,7 @@ fn joining(add: Add<'_>) {
     ] {
         add("join", name, numbered(0, &message.encode()));
     }
-    let line = Line {
+    let line = JoinLine {
         addresses: vec!["192.168.1.10:7000".into(), "[fd00::10]:7000".into()],
         pin: Pin([3; 16]),
         invitation: InvitationId([1; 8]),
@@ -104,7 +104,7 @@ fn small(add: Add<'_>) {
     add("hello", "ring", hello.encode().to_vec());
     let probe = ProbeHandshake { name: name("pi-1") };
     add("hello", "probe", probe.encode().to_vec());
-    add("hello", "answer", Answer::Stale.encode().to_vec());
+    add("hello", "answer", HandshakeReply::Stale.encode().to_vec());
     let fault = Fault::new("overloaded", "the queue of 4 is full", true).of("pi-1");
     let status = to_status(Code::ResourceExhausted, fault);
     add("fault", "overloaded", numbered(8, status.details()));

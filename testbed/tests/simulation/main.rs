@@ -81,21 +81,21 @@ fn part(part: u64) {
 }
 
 #[test]
-fn stories_of_part_0() {
+fn simulated_clusters_survive_random_faults_part_0() {
     part(0);
 }
 
 #[test]
-fn stories_of_part_1() {
+fn simulated_clusters_survive_random_faults_part_1() {
     part(1);
 }
 
 #[test]
-fn stories_of_part_2() {
+fn simulated_clusters_survive_random_faults_part_2() {
     part(2);
 }
 
 #[test]
-fn stories_of_part_3() {
+fn simulated_clusters_survive_random_faults_part_3() {
     part(3);
 }

@@ -64,7 +64,7 @@ struct OpenCache {
 }
 
 /// One model on disk.
-struct Entry {
+struct CachedModel {
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
@@ -244,7 +244,7 @@ impl Cache {
     }
 
     /// The models on disk. Anything that is no content of a cache is left alone.
-    fn entries(&self) -> io::Result<Vec<Entry>> {
+    fn entries(&self) -> io::Result<Vec<CachedModel>> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
@@ -263,7 +263,7 @@ impl Cache {
                 bytes += about.blocks() * 512;
                 used = used.max(about.modified()?);
             }
-            entries.push(Entry { path, bytes, used });
+            entries.push(CachedModel { path, bytes, used });
         }
         Ok(entries)
     }

@@ -2,7 +2,7 @@
 //! it names.
 
 use super::{
-    handshake::{Answer, Greeting, HANDSHAKE_BYTES, Handshake, ProbeHandshake},
+    handshake::{Greeting, HANDSHAKE_BYTES, Handshake, HandshakeReply, ProbeHandshake},
     quic::{Connection, Quic, QuicPipe},
     stream::Stream,
 };
@@ -88,7 +88,7 @@ impl ProbeArrival {
     }
     /// Answers that the link cannot be measured now.
     pub(crate) async fn send_away(mut self) {
-        drop(timeout(HANDSHAKE_DEADLINE, self.stream.answer(Answer::Busy)).await);
+        drop(timeout(HANDSHAKE_DEADLINE, self.stream.answer(HandshakeReply::Busy)).await);
     }
 }
 
@@ -127,7 +127,7 @@ impl Incoming {
         };
         Ok(bytes)
     }
-    pub(super) async fn answer(&mut self, answer: Answer) -> io::Result<()> {
+    pub(super) async fn answer(&mut self, answer: HandshakeReply) -> io::Result<()> {
         let bytes = answer.encode();
         match self {
             Self::Tls(stream) => {
@@ -141,7 +141,7 @@ impl Incoming {
 
     /// Answers with a welcome, and hands the connection to threads that block.
     pub(super) async fn welcome(mut self) -> io::Result<Stream> {
-        timeout(HANDSHAKE_DEADLINE, self.answer(Answer::Welcome)).await??;
+        timeout(HANDSHAKE_DEADLINE, self.answer(HandshakeReply::Welcome)).await??;
         match self {
             Self::Plain(stream) => Stream::plain(stream),
             Self::Quic(pipe) => Ok(Stream::Quic(*pipe)),
@@ -263,11 +263,11 @@ impl Ring {
     /// without TLS are taken. What it may use of this device is bounded in time and bytes.
     async fn take_probe(&self, peer: Peer, hello: ProbeHandshake, mut stream: Incoming) {
         let answer = match &peer.identity {
-            Some((name, Role::Device)) if *name == hello.name => Answer::Busy,
-            None if matches!(stream, Incoming::Plain(_)) => Answer::Busy,
-            _ => Answer::WrongName,
+            Some((name, Role::Device)) if *name == hello.name => HandshakeReply::Busy,
+            None if matches!(stream, Incoming::Plain(_)) => HandshakeReply::Busy,
+            _ => HandshakeReply::WrongName,
         };
-        if answer == Answer::Busy {
+        if answer == HandshakeReply::Busy {
             let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let arrival = ProbeArrival { stream };
             let waits = match probes {
@@ -325,7 +325,7 @@ impl Ring {
             Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "its epoch did not come"),
         };
         let answer = judge(&expected, &hello, &peer, matches!(stream, Incoming::Plain(_)));
-        if answer == Answer::Welcome {
+        if answer == HandshakeReply::Welcome {
             let arrival = Arrival { from: hello.from, stream };
             // The channel is full or closed: the links of that epoch are formed, or it was given up.
             drop(expected.arrived.try_send(arrival));
@@ -337,9 +337,9 @@ impl Ring {
 }
 
 /// Checks the handshake of a ring link: its epoch, the certificate of the peer, its rank and name, and the plan.
-fn judge(expected: &Expected, hello: &Handshake, peer: &Peer, plain: bool) -> Answer {
+fn judge(expected: &Expected, hello: &Handshake, peer: &Peer, plain: bool) -> HandshakeReply {
     if hello.epoch != expected.epoch || expected.closed {
-        return Answer::Stale;
+        return HandshakeReply::Stale;
     }
     let certified = match &peer.identity {
         Some((name, role)) => *role == Role::Device && *name == hello.name,
@@ -347,12 +347,12 @@ fn judge(expected: &Expected, hello: &Handshake, peer: &Peer, plain: bool) -> An
     };
     let named = expected.from.iter().any(|(rank, name)| *rank == hello.from && *name == hello.name);
     if !certified || !named {
-        return Answer::WrongName;
+        return HandshakeReply::WrongName;
     }
     if hello.plan != expected.plan {
-        return Answer::OtherPlan;
+        return HandshakeReply::OtherPlan;
     }
-    Answer::Welcome
+    HandshakeReply::Welcome
 }
 
 #[cfg(test)]
@@ -362,7 +362,7 @@ mod tests {
 
     /// A peer that takes all places that it may have waits for its own.
     #[test]
-    fn one_device_does_not_take_the_places_of_others() {
+    fn one_device_cannot_take_the_link_places_of_others() {
         let ring = Ring::default();
         let device = |name: &str| Peer {
             identity: Some((DeviceName::new(name).unwrap(), Role::Device)),
@@ -395,22 +395,22 @@ mod tests {
         let device = |text: &str| peer(Some((name(text), Role::Device)));
         let judged = |hello: &Handshake, peer: &Peer| judge(&expected, hello, peer, false);
 
-        assert_eq!(judged(&hello, &device("b")), Answer::Welcome);
+        assert_eq!(judged(&hello, &device("b")), HandshakeReply::Welcome);
         // A device of the cluster that uses another's name, and one that is not in the plan.
-        assert_eq!(judged(&hello, &device("c")), Answer::WrongName);
+        assert_eq!(judged(&hello, &device("c")), HandshakeReply::WrongName);
         let c = Handshake { name: name("c"), ..hello.clone() };
-        assert_eq!(judged(&c, &device("c")), Answer::WrongName);
+        assert_eq!(judged(&c, &device("c")), HandshakeReply::WrongName);
         let client = peer(Some((name("b"), Role::Client)));
-        assert_eq!(judged(&hello, &client), Answer::WrongName);
-        assert_eq!(judged(&hello, &peer(None)), Answer::WrongName);
+        assert_eq!(judged(&hello, &client), HandshakeReply::WrongName);
+        assert_eq!(judged(&hello, &peer(None)), HandshakeReply::WrongName);
         let other_rank = Handshake { from: Rank(2), ..hello.clone() };
-        assert_eq!(judged(&other_rank, &device("b")), Answer::WrongName);
+        assert_eq!(judged(&other_rank, &device("b")), HandshakeReply::WrongName);
         let stale = Handshake { epoch: Epoch(2), ..hello.clone() };
-        assert_eq!(judged(&stale, &device("b")), Answer::Stale);
+        assert_eq!(judged(&stale, &device("b")), HandshakeReply::Stale);
         let other = Handshake { plan: [2; 32], ..hello.clone() };
-        assert_eq!(judged(&other, &device("b")), Answer::OtherPlan);
+        assert_eq!(judged(&other, &device("b")), HandshakeReply::OtherPlan);
         // An epoch that was cancelled is over: that is no fault of a device that comes late.
         expected.closed = true;
-        assert_eq!(judge(&expected, &hello, &device("b"), false), Answer::Stale);
+        assert_eq!(judge(&expected, &hello, &device("b"), false), HandshakeReply::Stale);
     }
 }

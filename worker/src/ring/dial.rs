@@ -3,7 +3,7 @@
 use super::{
     arrival::Ring,
     error::RingError,
-    handshake::{Answer, HANDSHAKE_BYTES, ProbeHandshake, WELCOME_BYTES},
+    handshake::{HANDSHAKE_BYTES, HandshakeReply, ProbeHandshake, WELCOME_BYTES},
     quic::{self, Connection},
     stream::Stream,
 };
@@ -160,8 +160,8 @@ impl Dial {
     }
 
     fn judge(&self, answer: [u8; WELCOME_BYTES]) -> Result<(), Failure> {
-        match Answer::decode(&answer) {
-            Ok(Answer::Welcome) => Ok(()),
+        match HandshakeReply::decode(&answer) {
+            Ok(HandshakeReply::Welcome) => Ok(()),
             Ok(answer) => Err(Failure::Final(RingError::Refused { peer: self.to.clone(), answer })),
             Err(source) => {
                 Err(Failure::Final(RingError::Handshake { peer: self.to.clone(), source }))

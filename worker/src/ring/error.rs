@@ -1,6 +1,6 @@
 //! Why links cannot be formed.
 
-use super::handshake::{Answer, HandshakeError};
+use super::handshake::{HandshakeError, HandshakeReply};
 use galaxy_common::DeviceName;
 use galaxy_proto::channel::ConnectError;
 use std::{io, time::Duration};
@@ -18,17 +18,17 @@ pub enum RingError {
     },
     /// A peer that refused the link.
     #[error("device {peer} refused the link: {}", match answer {
-        Answer::Stale => "it is in a later epoch, or was told to give this one up",
-        Answer::WrongName => "it does not know us as a device of its plan",
-        Answer::OtherPlan => "it was placed with another plan",
-        Answer::Busy => "it holds a place in a plan, or measures already: stop the coordinator",
-        Answer::Welcome => "it did not",
+        HandshakeReply::Stale => "it is in a later epoch, or was told to give this one up",
+        HandshakeReply::WrongName => "it does not know us as a device of its plan",
+        HandshakeReply::OtherPlan => "it was placed with another plan",
+        HandshakeReply::Busy => "it holds a place in a plan, or measures already: stop the coordinator",
+        HandshakeReply::Welcome => "it did not",
     })]
     Refused {
         /// The device at the other end.
         peer: DeviceName,
         /// The reason for which it refused.
-        answer: Answer,
+        answer: HandshakeReply,
     },
     /// A peer whose handshake or welcome cannot be read.
     #[error("device {peer} cannot be understood: {source}")]
@@ -78,7 +78,9 @@ impl RingError {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Connect { source, .. } => source.retryable(),
-            Self::Refused { answer, .. } => matches!(answer, Answer::Stale | Answer::Busy),
+            Self::Refused { answer, .. } => {
+                matches!(answer, HandshakeReply::Stale | HandshakeReply::Busy)
+            }
             Self::Absent { .. } | Self::Io { .. } => true,
             Self::Handshake { .. } | Self::NoPlain { .. } => false,
         }

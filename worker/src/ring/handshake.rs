@@ -93,7 +93,7 @@ fn name(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<DeviceName, HandshakeError> {
 
 /// The answer to a handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum HandshakeReply {
     /// The link is formed.
     Welcome,
     /// The epoch is over.
@@ -169,7 +169,7 @@ impl Handshake {
     }
 }
 
-impl Answer {
+impl HandshakeReply {
     /// Encodes the answer as a welcome.
     pub fn encode(self) -> [u8; WELCOME_BYTES] {
         let mut out = [0; WELCOME_BYTES];
@@ -210,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn handshakes_and_answers_survive() {
+    fn ring_handshakes_and_answers_survive_the_wire() {
         let handshake = Handshake {
             epoch: Epoch(1 << 50),
             from: Rank(7),
@@ -220,15 +220,17 @@ mod tests {
         assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
         let probe = ProbeHandshake { name: DeviceName::new("b").unwrap() };
         assert_eq!(Greeting::decode(&probe.encode()), Ok(Greeting::Probe(probe)));
-        use Answer::*;
+        use HandshakeReply::*;
         for answer in [Welcome, Stale, WrongName, OtherPlan, Busy] {
-            assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+            assert_eq!(HandshakeReply::decode(&answer.encode()), Ok(answer));
         }
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_handled(mut bytes in proptest::collection::vec(any::<u8>(), HANDSHAKE_BYTES), ours: bool) {
+        fn any_bytes_decode_to_a_valid_handshake_or_an_error(
+            mut bytes in proptest::collection::vec(any::<u8>(), HANDSHAKE_BYTES), ours: bool,
+        ) {
             if ours {
                 let magic: &[u8; 5] = if bytes[5] % 2 == 0 { b"GLXH\x01" } else { b"GLXP\x01" };
                 bytes[..5].copy_from_slice(magic);

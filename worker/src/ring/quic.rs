@@ -12,7 +12,7 @@ mod door;
 
 use super::{
     closed::closed_or,
-    handshake::{Answer, HANDSHAKE_BYTES, WELCOME_BYTES},
+    handshake::{HANDSHAKE_BYTES, HandshakeReply, WELCOME_BYTES},
 };
 use bytes::Bytes;
 use galaxy_common::{DeviceName, FrameHeader};
@@ -305,10 +305,10 @@ impl QuicPipe {
         Ok(answer)
     }
 
-    pub(super) async fn answer(&mut self, answer: Answer) -> io::Result<()> {
+    pub(super) async fn answer(&mut self, answer: HandshakeReply) -> io::Result<()> {
         let send = self.send()?;
         send.write_all(&answer.encode()).await.map_err(unsent)?;
-        if answer != Answer::Welcome {
+        if answer != HandshakeReply::Welcome {
             // It is the last message: without the wait it would be gone with this side before the peer has it.
             drop(send.finish());
             drop(send.stopped().await);

@@ -184,7 +184,7 @@ mod tests {
 
     /// Dialled and accepted sockets both come this way.
     #[tokio::test]
-    async fn a_silent_peer_is_asked_whether_it_is_there() {
+    async fn link_sockets_have_keepalive_and_no_delay() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let dialled = tokio::net::TcpStream::connect(listener.local_addr().unwrap());
         let (dialled, accepted) = tokio::join!(dialled, listener.accept());

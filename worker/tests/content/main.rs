@@ -30,7 +30,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use world::{LONG, Manner, Model, World, content, in_cache, name, on_the_map, small, until, wide};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_worker_goes_on_from_where_it_was() {
+async fn a_killed_worker_resumes_fetching_where_it_stopped() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let all = u64::from(model.pieces.count());
@@ -60,7 +60,7 @@ async fn a_killed_worker_goes_on_from_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_damaged_on_disk_is_fetched_again_and_nothing_else() {
+async fn only_pieces_damaged_on_disk_are_fetched_again() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     drop({
@@ -95,7 +95,7 @@ async fn pieces_with_a_wrong_digest_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_of_plan_fetches_what_is_missing() {
+async fn a_change_of_plan_fetches_only_missing_pieces() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("wide"), wide(2));
     let workers = [world.worker("d0", &[]).await, world.worker("d1", &[]).await];
@@ -121,7 +121,7 @@ async fn a_change_of_plan_fetches_what_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn devices_give_each_other_what_they_have() {
+async fn devices_fetch_pieces_from_each_other() {
     let mut world = World::new();
     let models = world.dir.path().join("models");
     let model = Model::of(&models.join("wide"), wide(4));
@@ -168,7 +168,7 @@ async fn slow_way(to: String, rate: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_device_is_not_waited_for() {
+async fn pieces_of_a_slow_device_come_from_the_coordinator_instead() {
     let mut world = World::new();
     let models = world.dir.path().join("models");
     let shape = Shape { vocabulary: 4000, ..Shape::bert(1, 1024, 16) };
@@ -214,7 +214,7 @@ fn forged(model: &Model, to: &Path) -> Arc<Model> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_that_gives_what_is_wrong_is_asked_no_more() {
+async fn no_more_pieces_are_fetched_from_a_device_that_sends_wrong_ones() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("wide"), wide(3));
     let forgery = world.dir.path().join("models");
@@ -239,7 +239,7 @@ async fn a_device_that_gives_what_is_wrong_is_asked_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cache_keeps_its_bound() {
+async fn the_piece_cache_stays_within_its_byte_limit() {
     let mut world = World::new();
     let dir = world.dir.path().to_owned();
     let (first, second) = (
@@ -290,7 +290,7 @@ async fn two_workers_never_share_a_cache() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_devices_of_the_cluster_take_pieces() {
+async fn only_devices_of_the_cluster_may_fetch_pieces() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let worker = world.worker("d0", &[]).await;

@@ -45,7 +45,7 @@ fn zeros(path: &Path, pieces: &Pieces) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zeros_in_a_matrix_are_refused_by_the_names_of_file_and_piece() {
+async fn zeroed_weights_are_rejected_with_the_names_of_file_and_piece() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let (models, path) = copied(&world, &model);
@@ -64,7 +64,7 @@ async fn zeros_in_a_matrix_are_refused_by_the_names_of_file_and_piece() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_changed_directory_is_not_used_where_the_model_can_be_brought() {
+async fn a_changed_model_directory_is_replaced_by_pieces_of_the_coordinator() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let (models, path) = copied(&world, &model);
@@ -78,7 +78,7 @@ async fn a_changed_directory_is_not_used_where_the_model_can_be_brought() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_compared_is_remembered_until_a_file_changes() {
+async fn verified_pieces_are_remembered_until_a_file_changes() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let (models, path) = copied(&world, &model);
@@ -107,7 +107,7 @@ async fn what_was_compared_is_remembered_until_a_file_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cache_is_for_its_user_alone() {
+async fn a_cache_is_private_to_its_user_or_rejected() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let cache = world.cache("d0");

@@ -21,7 +21,7 @@ fn whole(model: &Model, epoch: u64) -> v1::PlaceRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_later_plan_needs_comes_while_another_runs() {
+async fn pieces_of_a_later_plan_are_fetched_while_another_plan_runs() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("wide"), wide(2));
     let workers = [world.worker("d0", &[]).await, world.worker("d1", &[]).await];
@@ -46,7 +46,7 @@ async fn what_a_later_plan_needs_comes_while_another_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
+async fn a_placement_ends_prefetching_and_uses_the_fetched_pieces() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let worker = world.worker("d0", &[]).await;
@@ -81,7 +81,7 @@ async fn a_placement_ends_what_is_fetched_ahead_and_goes_on_from_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_prepared_beside_a_placement() {
+async fn no_plan_is_prepared_during_a_placement() {
     let world = World::new();
     let model = Model::of(&world.dir.path().join("small"), small());
     let worker = world.worker("d0", &[]).await;
@@ -110,7 +110,7 @@ async fn nothing_is_prepared_beside_a_placement() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_a_cache_has_no_room_beside_what_runs_it_all_comes_with_the_place() {
+async fn without_cache_room_nothing_is_fetched_ahead_of_the_placement() {
     let mut world = World::new();
     let model = Model::of(&world.dir.path().join("wide"), wide(2));
     // The one in the middle has other heads and columns in each.

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 
 /// A device that takes ring links of every type.
-pub struct Device {
+pub struct RingDevice {
     pub ring: Ring,
     pub identity: Identity,
     pub at: PeerAddress,
@@ -32,7 +32,7 @@ async fn both() -> (TcpListener, UdpSocket) {
 }
 
 /// A device of this authority.
-pub async fn device(authority: &Authority, who: &str) -> Device {
+pub async fn device(authority: &Authority, who: &str) -> RingDevice {
     let name = DeviceName::new(who).unwrap();
     let identity = Identity::load(&authority.issue(&name, Role::Device, 30).unwrap()).unwrap();
     let ring = Ring::default();
@@ -59,5 +59,5 @@ pub async fn device(authority: &Authority, who: &str) -> Device {
             }
         }
     });
-    Device { ring, identity, at: PeerAddress { address, plain_port }, _door: door }
+    RingDevice { ring, identity, at: PeerAddress { address, plain_port }, _door: door }
 }

@@ -174,7 +174,7 @@ mod tests {
 
     /// What Python's `datetime.strftime` says.
     #[test]
-    fn times_are_written_as_python_writes_them() {
+    fn formatted_times_match_python() {
         let format =
             "%I %p %P %U %W %V %G %g %j %e %k %l %C %y %u %w %-I %_m %05d %^B %10A|%010e|%E%|%Ey";
         for (time, want) in [
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_directive_stays() {
+    fn unknown_strftime_directives_stay_unchanged() {
         let time = at(2021, Month::January, 1, 12);
         for text in ["%", "100 %!", "%Q", "%-", "%999999999999999999999Y", "%é", "%\u{2028}x"] {
             assert_eq!(strftime(text, time), text);

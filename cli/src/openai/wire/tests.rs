@@ -17,7 +17,7 @@ fn fallback(max_tokens: u32) -> GenerateOptions {
 }
 
 #[test]
-fn what_is_not_said_is_left_open() {
+fn omitted_options_stay_unset_with_the_fallbacks_of_the_api() {
     let request = completion(r#"{"prompt": "a", "user": "who", "model": "m"}"#).unwrap();
     assert_eq!(request.prompts, ["a".into()]);
     assert_eq!(request.choice.options, fallback(16));
@@ -29,7 +29,7 @@ fn what_is_not_said_is_left_open() {
 }
 
 #[test]
-fn what_is_said_is_done() {
+fn every_option_of_a_completion_request_is_read() {
     let text = r#"{
             "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1,
             "presence_penalty": -1, "frequency_penalty": 0.25, "repetition_penalty": 1.5, "seed": -1,
@@ -109,7 +109,7 @@ fn null_means_absent() {
 }
 
 #[test]
-fn values_that_ask_for_nothing_are_accepted() {
+fn unsupported_options_are_accepted_at_their_neutral_values() {
     for (name, values, _) in NOT_DONE {
         for value in *values {
             let more = format!(", {name:?}: {value}");
@@ -124,7 +124,7 @@ fn values_that_ask_for_nothing_are_accepted() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused_by_name() {
+fn unsupported_or_invalid_options_are_refused_by_name() {
     for (text, param, says) in [
         (r#"{"prompt": "a", "n": 2}"#, "n", "n = 2 is not supported: one choice"),
         (r#"{"prompt": "a", "n": 0}"#, "n", "n = 0 is not supported"),
@@ -199,7 +199,7 @@ fn what_cannot_be_answered_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_wrong_with_messages_is_told_where() {
+fn errors_in_chat_messages_name_the_field() {
     for (messages, param, says) in [
         ("5", "messages", "a list of at least one message, not the number 5"),
         ("[]", "messages", "a list of at least one message"),
@@ -244,7 +244,7 @@ fn what_is_wrong_with_messages_is_told_where() {
 }
 
 #[test]
-fn vectors_come_as_numbers_or_as_bytes() {
+fn embeddings_are_returned_as_numbers_or_base64() {
     let ask = |more: &str| {
         let body = format!(r#"{{"input": ["a", "b"]{more}}}"#);
         EmbeddingRequest::read(body.as_bytes())

@@ -2,7 +2,7 @@
 
 use super::super::DeviceView;
 use crate::{
-    cluster::Device,
+    cluster::DeviceConfig,
     connection::Connection,
     membership::{Index, Now},
     placement::{self, Placement},
@@ -17,7 +17,7 @@ const CLOCK_SAMPLES: usize = 16;
 
 /// What is known of one device.
 #[derive(Default)]
-pub(super) struct Entry {
+pub(super) struct DeviceRow {
     pub(super) attempt: u64,
     pub(super) connection: Option<Connection>,
     pub(super) description: Option<DescribeReply>,
@@ -35,7 +35,7 @@ pub(super) struct Entry {
     clock: VecDeque<(u64, i64)>,
 }
 
-impl Entry {
+impl DeviceRow {
     /// Takes in one ping: `asked` and `answered` by our clock, `theirs` by the worker's clock in between, in ns.
     pub(super) fn sample_clock(&mut self, asked: u64, answered: u64, theirs: u64) {
         self.clock.truncate(CLOCK_SAMPLES - 1);
@@ -69,7 +69,7 @@ pub(super) struct DeviceTable {
     /// What devices were measured to do; none where the split is by hand.
     pub(super) profile: Option<Arc<ClusterProfile>>,
     /// What is known of each device, by its place in the cluster file.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<DeviceRow>,
     /// The epoch that ended last, the device because of which it ended, and the reason.
     pub(super) ended: Option<(Epoch, Index, String)>,
     rings: VecDeque<(Epoch, Arc<Placement>)>,
@@ -90,7 +90,7 @@ impl DeviceTable {
 
     /// Makes room for `devices` devices.
     pub(super) fn grow(&mut self, devices: usize) {
-        let entry = || Entry { state: "unreachable", ..Entry::default() };
+        let entry = || DeviceRow { state: "unreachable", ..DeviceRow::default() };
         self.entries.resize_with(devices.max(self.entries.len()), entry);
     }
 
@@ -114,7 +114,7 @@ impl DeviceTable {
     }
 
     /// How a status shows the device at `index` of the cluster file.
-    pub(super) fn view(&self, index: Index, device: &Device, now: Now) -> DeviceView {
+    pub(super) fn view(&self, index: Index, device: &DeviceConfig, now: Now) -> DeviceView {
         let entry = &self.entries[index];
         let placement = self.placement.as_ref();
         let rank = placement.and_then(|p| p.ring.iter().position(|i| *i == index));
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_far_a_device_is_has_rate_and_time() {
+    fn loading_progress_is_shown_with_rate_and_time_left() {
         let bytes = |megabytes: u64| Bytes(megabytes * 1_000_000);
         let loading = Loading {
             done: bytes(10),
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_a_part_says_why_or_when_that_is_looked_at_again() {
+    fn an_idle_device_shows_its_reason_or_the_time_of_the_next_plan_search() {
         let seconds = Duration::from_secs_f64;
         assert_eq!(without_part("it is slow", "", None, seconds(3.0)), "it is slow");
         assert_eq!(without_part("it is slow", "hot", None, seconds(3.0)), "it is slow; hot");
@@ -463,8 +463,8 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_ping_tells_the_offset() {
-        let mut entry = Entry::default();
+    fn the_clock_offset_is_taken_from_the_fastest_ping() {
+        let mut entry = DeviceRow::default();
         entry.sample_clock(1_000, 9_000, 100_000);
         entry.sample_clock(20_000, 20_200, 120_000);
         entry.sample_clock(40_000, 90_000, 140_000);

@@ -9,7 +9,7 @@ use super::{
     planning::{self, Failure, PlanningResult, Verdict},
 };
 use crate::{
-    cluster::Device,
+    cluster::DeviceConfig,
     drift::{self, Change, Drift},
     fleet::Readiness,
     membership::{Action, Event, Index, Membership, Now, TICK},
@@ -140,7 +140,7 @@ impl Driver {
     }
 
     /// Brings the devices up to what the files say. Devices keep their index, also those that are removed.
-    fn update(&mut self, wanted: Vec<Device>) {
+    fn update(&mut self, wanted: Vec<DeviceConfig>) {
         let mut cluster = (*self.shared.cluster()).clone();
         let mut events = Vec::new();
         for (device, known) in cluster.devices.iter_mut().enumerate() {
@@ -151,7 +151,9 @@ impl Driver {
                 (Some(_), true) => events.push(Event::Added { device }),
                 (Some(new), false) => {
                     // Where else it may be found is no reason to let go of it.
-                    if (Device { addresses: known.addresses.clone(), ..new.clone() }) != *known {
+                    if (DeviceConfig { addresses: known.addresses.clone(), ..new.clone() })
+                        != *known
+                    {
                         events.push(Event::Changed { device });
                     }
                 }

@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_nobody_asked_for_are_refused() {
+    fn malformed_tokens_from_a_worker_are_refused() {
         let token = |id: f32| {
             let mut told = vec![0.0; TOKEN_VALUES as usize];
             told[0] = id;
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_do_not_fit_are_refused() {
+    fn output_pieces_that_do_not_fit_their_output_are_refused() {
         let mut values = vec![Vec::new(), Vec::new()];
         let sizes = [3, 0];
         assert!(take(&mut values, &sizes, &piece(0, 0, &[1.0, 2.0])).is_ok());

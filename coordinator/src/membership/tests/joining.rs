@@ -3,7 +3,7 @@
 use super::*;
 
 /// A ready cluster of `devices` whose members may be gone for 5 s, and one more that has joined.
-fn joined(devices: usize, new: Device) -> World {
+fn joined(devices: usize, new: SimulatedDevice) -> World {
     let mut world = World::new(devices);
     world.membership = Membership::new(devices, Epoch(100), None, Some(seconds(5.0)));
     world.run(seconds(1.0));
@@ -19,7 +19,7 @@ fn gathers(world: &World) -> usize {
 }
 
 #[test]
-fn a_device_that_joins_is_planned_with_once_nothing_runs() {
+fn a_joined_device_is_planned_with_once_no_program_runs() {
     let mut world = joined(2, FAST);
     world.run(seconds(1.0));
     assert_eq!(gathers(&world), 1, "asked for once");
@@ -47,7 +47,7 @@ fn a_device_that_joins_is_planned_with_once_nothing_runs() {
 }
 
 #[test]
-fn while_a_better_plan_is_looked_for_the_one_before_goes_on() {
+fn the_old_plan_serves_while_a_plan_with_a_joined_device_is_sought() {
     let mut world = joined(2, FAST);
     world.run(seconds(1.0));
     let quiet = world.now;
@@ -61,7 +61,7 @@ fn while_a_better_plan_is_looked_for_the_one_before_goes_on() {
 }
 
 #[test]
-fn one_that_cannot_be_measured_is_left_out_for_a_while() {
+fn a_joined_device_that_cannot_be_measured_is_left_out_for_a_while() {
     let mut world = joined(2, FAST);
     world.run(seconds(1.0));
     world.send(Event::Unmeasured { device: 2, reason: "it says no word".to_owned() });
@@ -74,7 +74,7 @@ fn one_that_cannot_be_measured_is_left_out_for_a_while() {
 }
 
 #[test]
-fn without_a_plan_with_it_the_one_before_is_taken_again() {
+fn without_a_plan_for_a_joined_device_the_old_plan_is_taken_again() {
     let mut world = joined(2, FAST);
     world.run(seconds(1.0));
     world.plan = Err("its links cannot be measured");
@@ -94,10 +94,10 @@ fn without_a_plan_with_it_the_one_before_is_taken_again() {
 }
 
 #[test]
-fn a_device_that_joins_and_goes_keeps_nobody_waiting() {
+fn a_device_that_joins_and_freezes_does_not_keep_requests_waiting() {
     let mut world = joined(2, FAST);
     world.run(seconds(1.0));
-    world.devices[2] = Device::Frozen;
+    world.devices[2] = SimulatedDevice::Frozen;
     let quiet = world.now;
     world.plan = Ok(vec![0, 1]);
     world.send(Event::Quiet);
@@ -107,9 +107,9 @@ fn a_device_that_joins_and_goes_keeps_nobody_waiting() {
 }
 
 #[test]
-fn one_that_joins_before_the_first_plan_is_waited_for_like_all() {
+fn a_device_that_joins_before_the_first_plan_is_waited_for() {
     let mut world = World::new(1);
-    world.devices = vec![Device::Frozen];
+    world.devices = vec![SimulatedDevice::Frozen];
     world.run(seconds(1.0));
     world.devices = vec![FAST, FAST];
     world.epochs.push(Epoch(0));
@@ -122,7 +122,7 @@ fn one_that_joins_before_the_first_plan_is_waited_for_like_all() {
 
 #[test]
 fn a_removed_device_is_shut_out_at_once_and_planned_around() {
-    let mut world = joined(3, Device::Frozen);
+    let mut world = joined(3, SimulatedDevice::Frozen);
     world.plan = Ok(vec![0, 2]);
     let removed = world.now;
     world.send(Event::Removed { device: 1 });
@@ -148,7 +148,7 @@ fn a_removed_device_is_shut_out_at_once_and_planned_around() {
 }
 
 #[test]
-fn one_without_a_part_goes_unnoticed_and_the_last_one_leaves_nobody() {
+fn removing_an_idle_device_keeps_the_epoch_and_removing_all_is_named() {
     let mut world = joined(2, FAST);
     world.run(seconds(0.5));
     world.send(Event::Removed { device: 2 });
@@ -168,8 +168,8 @@ fn one_without_a_part_goes_unnoticed_and_the_last_one_leaves_nobody() {
 }
 
 #[test]
-fn one_at_another_address_is_connected_anew_at_once() {
-    let mut world = joined(2, Device::Frozen);
+fn a_device_with_a_changed_address_is_reconnected_at_once() {
+    let mut world = joined(2, SimulatedDevice::Frozen);
     let changed = world.now;
     world.send(Event::Changed { device: 0 });
     let connects = |a: &Action| matches!(a, Action::Connect { device: 0, .. });
@@ -179,7 +179,7 @@ fn one_at_another_address_is_connected_anew_at_once() {
 }
 
 #[test]
-fn one_that_joins_while_the_first_plan_is_made_is_taken_in_after_it() {
+fn a_device_that_joins_during_the_first_planning_is_taken_in_after_it() {
     let mut world = World::new(1);
     // The first tick connects it, and the plan is begun.
     while world.membership.planning().is_none() {

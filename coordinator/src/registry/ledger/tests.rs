@@ -45,7 +45,7 @@ fn an_invitation_gives_its_role_once() {
 }
 
 #[test]
-fn what_is_kept_is_read_again_and_holds() {
+fn a_saved_ledger_reads_back_equal_and_keeps_used_invitations() {
     let (mut ledger, id, secret) = invited(terms(Role::Device));
     ledger.admit(NOW, &ask(id, &secret, "pi-1", 1), &binding(1), nobody).unwrap();
     ledger.remove(NOW, &name("pi-1"), "admin a".into(), &[]).unwrap();
@@ -57,7 +57,7 @@ fn what_is_kept_is_read_again_and_holds() {
 }
 
 #[test]
-fn a_replay_a_wrong_secret_and_another_channel_are_refused_and_use_nothing_up() {
+fn replays_and_wrong_secrets_are_refused_and_use_no_invitation_up() {
     let (mut ledger, id, secret) = invited(terms(Role::Device));
     let overheard = ask(id, &secret, "pi-1", 1);
     let elsewhere = ledger.admit(NOW, &overheard, &binding(2), nobody);
@@ -72,7 +72,7 @@ fn a_replay_a_wrong_secret_and_another_channel_are_refused_and_use_nothing_up() 
 }
 
 #[test]
-fn an_invitation_ends() {
+fn an_expired_invitation_is_refused() {
     let (mut ledger, id, secret) = invited(terms(Role::Device));
     let late = ledger.admit(later(900), &ask(id, &secret, "pi-1", 1), &binding(1), nobody);
     assert_eq!(late, Err(Denial::Expired { id, until: later(900) }));
@@ -80,7 +80,7 @@ fn an_invitation_ends() {
 }
 
 #[test]
-fn names_come_from_the_invitation_or_are_free() {
+fn members_get_the_name_of_the_invitation_or_a_free_name() {
     let (mut ledger, id, secret) = invited(Terms { uses: 3, ..terms(Role::Device) });
     let taken = |of: &DeviceName| *of == name("nuc");
     let admit = |ledger: &mut Ledger, wish: &str, at: u8| {
@@ -101,7 +101,7 @@ fn names_come_from_the_invitation_or_are_free() {
 }
 
 #[test]
-fn a_key_is_certified_once() {
+fn a_key_that_was_certified_before_is_refused() {
     let (mut ledger, id, secret) = invited(Terms { uses: 2, ..terms(Role::Device) });
     let first = ask(id, &secret, "pi-1", 1);
     ledger.admit(NOW, &first, &binding(1), nobody).unwrap();
@@ -112,7 +112,7 @@ fn a_key_is_certified_once() {
 }
 
 #[test]
-fn terms_have_bounds() {
+fn invitations_outside_the_bounds_are_refused() {
     let mut ledger = Ledger::default();
     let mut invite = |terms| ledger.invite(NOW, terms, "admin a".into(), nobody);
     assert!(matches!(invite(terms(Role::Coordinator)), Err(InviteError::Coordinator)));
@@ -132,7 +132,7 @@ fn terms_have_bounds() {
 }
 
 #[test]
-fn who_is_removed_is_on_a_list_that_grows() {
+fn removed_members_stay_on_the_list_of_removed_names_and_keys() {
     let (mut ledger, id, secret) = invited(terms(Role::Device));
     let admitted = ledger.admit(NOW, &ask(id, &secret, "pi-1", 1), &binding(1), nobody).unwrap();
     assert_eq!(ledger.removed(), Removed::default());

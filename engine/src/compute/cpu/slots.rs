@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn together_they_never_hold_more_than_the_largest_program_takes() {
+    fn slot_memory_never_exceeds_what_the_largest_program_needs() {
         let mut slots = Slots::default();
         assert_eq!(prepare(&mut slots, &[1000, 40]), 1040);
         assert_eq!(prepare(&mut slots, &[400, 40, 200]), 640);

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_are_exact_to_their_last_bits() {
+    fn activation_functions_match_f64() {
         let gelu = |x: f64| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()));
         let laplace = |x: f64| {
             let x = (x - f64::from(LAPLACE_MEAN)) / f64::from(LAPLACE_DEVIATION);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_in_registers_are_those_of_rows() {
+    fn activation_functions_on_vectors_equal_whole_rows() {
         struct Each<'a>(ActivationFn, &'a mut [f32]);
         impl SimdOp for Each<'_> {
             type Output = ();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_keep_what_is_not_a_number_and_end_flat() {
+    fn activation_functions_keep_nan_and_are_exact_at_huge_inputs() {
         for curve in
             [ActivationFn::Gelu, ActivationFn::GeluTanh, ActivationFn::Silu, ActivationFn::Relu]
         {

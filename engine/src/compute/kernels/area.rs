@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_cut_from_nothing() {
+    fn empty_areas_can_be_cut() {
         let mut area = AreaMut::new(&mut [], Extent { start: 0, rows: 0, columns: 3, stride: 3 })
             .expect("no rows fit anywhere");
         assert_eq!(area.part(0, 0, 1, 2).columns(), 2);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_values_are_read_once() {
+    fn every_read_pattern_reads_all_values_once() {
         let values: Vec<f32> = (0..4096).map(|v| (v % 7) as f32).collect();
         let want: f32 = values.iter().sum();
         for instructions in Instructions::all() {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
+    fn product_rows_are_bit_identical_whatever_else_is_in_the_batch() {
         each(|random, instructions| {
             for (inputs, outputs, gated) in
                 [(7, 5, false), (513, 257, false), (2050, 100, false), (1100, 90, true)]
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_hold_no_more_than_budgets_say() {
+    fn scratch_of_products_stays_within_the_budget() {
         each(|random, instructions| {
             let threads = Threads::new(1);
             for (rows, inputs) in [1, 9, 40, 128, 154, 155, 300]
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn some_inputs_and_gated_columns_of_a_matrix_are_those_of_a_smaller_one() {
+    fn a_slice_of_inputs_and_gated_columns_equals_a_smaller_matrix() {
         each(|random, instructions| {
             let threads = Threads::new(2);
             let (inputs, columns) = (70, 53);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_wider_rows_stay_apart() {
+    fn products_of_strided_areas_leave_other_columns_unchanged() {
         each(|random, instructions| {
             let matrix = matrix(random, 5, 6, false, WeightFormat::F32);
             let (rows, stride) = (4, 11);
@@ -421,7 +421,7 @@ mod tests {
 
     /// Small enough for Miri.
     #[test]
-    fn parts_on_threads_do_not_meet() {
+    fn product_parts_on_threads_match_f64() {
         for (rows, inputs, outputs) in [(3, 160, 105), (60, 280, 20)] {
             let mut random = Random::default();
             let matrix = matrix(&mut random, inputs, outputs, false, WeightFormat::F32);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_times_something_is_nothing() {
+    fn a_product_of_no_rows_is_accepted() {
         each(|random, instructions| {
             let matrix = matrix(random, 5, 6, false, WeightFormat::Bf16);
             let out = AreaMut::new(&mut [], Extent { start: 0, rows: 0, columns: 6, stride: 6 });

@@ -109,7 +109,7 @@ mod tests {
     use super::{super::testing::Random, *};
 
     #[test]
-    fn values_come_back_within_half_a_step() {
+    fn q8_round_trip_is_within_half_a_step() {
         let mut random = Random::default();
         for count in [1, 20, 31, 32, 33, 64, 80, 200] {
             let values = random.values(count);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_not_hidden() {
+    fn q8_groups_with_non_finite_values_become_nan_and_tiny_values_zero() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = [0.5; 40];
             values[33] = bad;

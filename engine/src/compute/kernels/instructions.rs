@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_detected_is_there() {
+    fn the_detected_instruction_set_is_available() {
         assert!(Instructions::detected().available());
         assert!(Instructions::all().any(|i| i == Instructions::Portable));
         let missing =

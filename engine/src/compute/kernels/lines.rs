@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_start_on_a_line() {
+    fn buffers_are_zeroed_and_aligned_to_cache_lines() {
         // Miri takes minutes for a large page.
         let large = if cfg!(miri) { 3000 } else { (5 << 20) + 3 };
         for len in [0, 1, 17, 1000, large] {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_kept() {
+    fn growing_a_buffer_within_its_capacity_keeps_the_memory() {
         let mut lines = Lines::<f32>::default();
         assert!(lines.grow(0).is_empty());
         lines.grow(100).fill(1.0);

@@ -92,7 +92,7 @@ impl<'a> Epilogue<'a> {
 }
 
 /// Where the product of one pair of panels goes.
-struct Target<'a> {
+struct ProductTarget<'a> {
     /// The first column of the result that the pair gives.
     column: usize,
     /// The number of columns that the pair gives.
@@ -224,7 +224,7 @@ impl<M: Operand> Block<'_, '_, M> {
     }
 
     /// Where the product of a pair goes, and its bias.
-    fn target<'t>(&self, pair: usize, bias: &'t mut [f32; PAIR]) -> Target<'t> {
+    fn target<'t>(&self, pair: usize, bias: &'t mut [f32; PAIR]) -> ProductTarget<'t> {
         let (gated, Epilogue { bias: all, activation }) = (self.gated, self.epilogue);
         let columns = pair_columns(gated);
         let first = pair * columns;
@@ -238,7 +238,7 @@ impl<M: Operand> Block<'_, '_, M> {
         }
         let column = (pair - self.pairs.start) * columns;
         let width = columns.min(self.out.columns() - column);
-        Target { column, width, gated, activation, bias }
+        ProductTarget { column, width, gated, activation, bias }
     }
 }
 
@@ -490,7 +490,7 @@ impl<F: Format> Tile<'_, F> {
 pub(crate) struct Finish<'a, 'o> {
     /// The first row of the part.
     first: usize,
-    target: Target<'a>,
+    target: ProductTarget<'a>,
     out: AreaMut<'o>,
 }
 
@@ -499,7 +499,7 @@ impl Finish<'_, '_> {
     #[inline(always)]
     pub(crate) fn rows<I: Isa>(&mut self, isa: I, sums: &[f32], row: usize) {
         let ops = isa.f32();
-        let Target { column, width, gated, .. } = self.target;
+        let ProductTarget { column, width, gated, .. } = self.target;
         let columns = pair_columns(gated);
         for (at, sums) in sums.chunks_exact(PAIR).enumerate() {
             let out = &mut self.out.row(self.first + row + at)[column..column + width];
@@ -518,7 +518,7 @@ impl Finish<'_, '_> {
     }
 }
 
-impl Target<'_> {
+impl ProductTarget<'_> {
     /// The values of the result at columns `place..` of the pair. No closures here: they would be
     /// compiled without the instructions of the function that they stand in.
     #[inline(always)]

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_kept_text_know_what_it_was_asked_with() {
+    fn rows_of_a_cached_sequence_have_the_length_of_the_prompt() {
         use galaxy_common::{Segment, Wanted};
         let segment = |slot, context_len, cached, rows| Segment {
             slot,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_turn_by_the_place_of_their_row() {
+    fn rotary_turns_heads_by_the_position_of_the_row() {
         let (width, heads, columns) = (10, 3, 37);
         let of_length = |length| move |position| RowPosition { position, length };
         let mut places: Vec<RowPosition> = [0, 7, 7, 3, 511].map(of_length(512)).to_vec();

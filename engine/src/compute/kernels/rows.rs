@@ -145,7 +145,7 @@ mod tests {
     use galaxy_common::WireType;
 
     #[test]
-    fn joins_add_once_and_norm() {
+    fn add_and_norm_matches_f64() {
         let mut random = Random::default();
         for (rows, columns) in [(1, 7), (3, 300), (40, 513)] {
             let size = rows * columns;

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_piece_runs_once_on_a_thread_of_its_own_place() {
+    fn every_piece_runs_once_and_never_two_on_one_thread_index() {
         let (repeats, many) = if cfg!(miri) { (20, 3) } else { (2000, 1000) };
         for count in [1, 2, 3, 5] {
             let threads = Threads::new(count);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_covered() {
+    fn pieces_of_a_cut_slice_cover_every_item_once() {
         let threads = Threads::new(3);
         for (items, grain) in [(1, 1), (5, 1), (100, 7), (64, 64), (1000, 3)] {
             let mut values = vec![0.0_f32; items];
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_halved_is_covered() {
+    fn halved_ranges_cover_every_item_once() {
         let threads = Threads::new(3);
         for (items, least) in [(1, 1), (2, 1), (63, 1), (64, 1), (100, 1), (1000, 7), (5, 9)] {
             let sum = AtomicUsize::new(0);

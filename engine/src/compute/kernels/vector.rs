@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn norms_survive_a_large_mean() {
+    fn norms_of_values_with_a_large_mean_match_f64() {
         let width = 37;
         let values: Vec<f32> = (0..width).map(|i| 1000.0 + (i as f32 * 0.7).sin()).collect();
         let weight: Vec<f32> = (0..width).map(|i| 1.0 + i as f32 * 0.01).collect();

@@ -230,7 +230,7 @@ mod tests {
     use super::{super::testing::*, *};
 
     #[test]
-    fn tiles_go_out_and_come_back() {
+    fn exported_tiles_are_imported_and_added_in_every_wire_format() {
         let mut random = Random::default();
         for wire in [WireType::F32, WireType::F16, WireType::Q8] {
             for (rows, columns) in [(1, 1), (1, 7), (5, 300), (64, 513)] {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_crooked_buffers_are_refused() {
+    fn tiles_refuse_short_and_misaligned_buffers() {
         let room = [0.0_f32; 8];
         let bytes: &[u8] = bytemuck::cast_slice(&room);
         assert!(Tile::new(bytes, WireType::F32, 2, 4).is_some());

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_counted_and_the_clock_itself_is_not() {
+    fn the_clock_measures_work_and_a_finite_pause_factor() {
         for alone in [true, false] {
             let mut clock = Clock::new(alone);
             let begun = clock.begin();

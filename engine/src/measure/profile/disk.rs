@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_and_nothing_is_no_rate() {
+    fn the_disk_rate_of_a_file_is_positive_and_zero_without_files() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(rates(dir.path(), Duration::from_secs(1)), (0.0, 0.0));
         std::fs::write(dir.path().join("a.safetensors"), vec![1; (LEAST + 5) as usize]).unwrap();

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_become_a_table() {
+    fn samples_become_a_table_of_medians_and_spreads() {
         let mut samples = Samples::default();
         for time in [10.0, 30.0, 20.0] {
             for (rows, columns) in [(1, 8), (4, 8), (1, 2), (4, 2)] {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_that_no_text_has_are_filled_in_proportion() {
+    fn table_cells_without_samples_are_filled_in_proportion() {
         let mut samples = Samples::default();
         for (queries, keys, nanos) in [(1, 1, 5.0), (1, 4, 8.0), (4, 1, 9.0)] {
             samples.add(&mut vec![(Kernel::Attend, vec![queries, keys, 2], nanos)]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_gives_no_zeros() {
+    fn a_measured_time_of_zero_becomes_one_nanosecond() {
         let mut samples = Samples::default();
         samples.add(&mut vec![(Kernel::Join, vec![1], 0.0)]);
         assert_eq!(samples.tables(1.0)[0].nanos, [1.0]);

@@ -171,7 +171,7 @@ mod tests {
     };
 
     #[test]
-    fn widths_grow_by_halves_and_copies_go_beyond_the_cache() {
+    fn measured_widths_are_halved_and_copies_exceed_the_cache() {
         let spec = spec(Shape::bert(8, 128, 8));
         let sample = Sample::choose(&spec, 10_000, ROOM).unwrap();
         let heads: Vec<_> = sample.blocks[..sample.set].iter().map(|b| b.1.heads.len()).collect();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn little_memory_measures_less_and_none_is_refused() {
+    fn little_memory_shrinks_the_measurement_and_too_little_is_refused() {
         let spec = spec(Shape::bert(2, 128, 8));
         let with =
             |memory| Sample::choose(&spec, 512, MeasuringDevice { memory: Bytes(memory), ..ROOM });
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_two_heads_and_few_columns_has_what_it_has() {
+    fn a_model_of_two_heads_and_few_columns_has_two_measured_widths() {
         let shape = Shape { intermediate: 24, ..Shape::bert(1, 32, 2) };
         let sample = Sample::choose(&spec(shape), 512, ROOM).unwrap();
         let widths = |b: &(u32, BlockAssignment)| (b.0, b.1.heads.len(), b.1.columns.len());

@@ -33,7 +33,7 @@ fn error(format: WeightFormat, values: &[f32]) -> f64 {
 }
 
 #[test]
-fn these_formats_can_be_made() {
+fn only_q8_0_q6_k_and_q4_0_blocks_can_be_encoded() {
     for format in WeightFormat::ALL {
         assert_eq!(encodes(format), KNOWN.contains(&format), "{format}");
         assert!(!encodes(format) || format.block().is_some_and(|b| b.bytes as usize <= MOST_BYTES));
@@ -44,7 +44,7 @@ fn these_formats_can_be_made() {
 }
 
 #[test]
-fn what_is_rounded_is_near_to_what_it_was() {
+fn quantised_values_stay_close_to_the_originals() {
     let values = waves();
     for (format, most) in KNOWN.into_iter().zip([1e-4, 4e-4, 2e-3]) {
         let squares = values.iter().zip(again(format, &values)).map(|(a, b)| (a - b).powi(2));
@@ -56,7 +56,7 @@ fn what_is_rounded_is_near_to_what_it_was() {
 /// The bounds of Q8_0 and Q4_0 are the errors that the reference (`gguf.quants.quantize` of PyPI `gguf` 0.19) makes
 /// with these values. It writes no Q6_K; the bound of that is the error where the largest of 16 values becomes 31.
 #[test]
-fn the_error_is_no_larger_than_that_of_the_reference() {
+fn quantisation_error_does_not_exceed_the_gguf_reference() {
     let values = bells(1 << 18);
     for (format, most) in KNOWN.into_iter().zip([0.005_270_83, 0.019_040, 0.084_605]) {
         let error = error(format, &values);
@@ -65,7 +65,7 @@ fn the_error_is_no_larger_than_that_of_the_reference() {
 }
 
 #[test]
-fn nothing_stays_nothing_and_extremes_stay_finite() {
+fn quantised_zeros_stay_zero_and_extremes_stay_finite() {
     for format in KNOWN {
         assert_eq!(again(format, &[0.0; 256]), [0.0; 256], "{format}");
         assert_eq!(again(format, &[1e-38; 256]), [0.0; 256], "{format}");
@@ -83,7 +83,7 @@ fn nothing_stays_nothing_and_extremes_stay_finite() {
 }
 
 #[test]
-fn what_was_rounded_is_rounded_to_nearly_the_same() {
+fn quantising_twice_gives_nearly_the_same_values() {
     for format in KNOWN {
         let once = again(format, &waves());
         let twice = again(format, &once);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     Quantisation,
-    gguf::{Value, tests::model},
+    gguf::{MetadataValue, tests::model},
     shape::Shape,
     testing::golden,
 };
@@ -56,7 +56,7 @@ fn shaped(family: &'static str, config: &'static str) -> Shape {
 }
 
 #[test]
-fn what_is_written_is_read_as_the_same_model() {
+fn a_written_gguf_file_reads_as_the_same_model() {
     const LLAMA3: &str = r#"{"rope_theta": 500000.0, "rope_scaling": { "factor": 32.0, "high_freq_factor": 4.0,
         "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3" }}"#;
     const YARN: &str = r#"{"rope_scaling": { "factor": 4.0, "original_max_position_embeddings": 128, "rope_type": "yarn" }}"#;
@@ -90,7 +90,7 @@ fn what_is_written_is_read_as_the_same_model() {
 
 /// Small checkpoints of transformers, whose rows are no multiples of 32: what cannot be rounded stays as it is.
 #[test]
-fn families_are_read_again() {
+fn llama_and_qwen_checkpoints_survive_writing_as_gguf() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for name in ["llama", "qwen2", "qwen3"] {
         let model = ModelDir::open(&golden(name)).expect("a model");
@@ -105,33 +105,36 @@ fn families_are_read_again() {
 }
 
 #[test]
-fn tokenizers_are_read_as_they_were() {
+fn tokenizers_survive_writing_as_gguf() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let texts = |all: &[&str]| Value::List(all.iter().map(|t| Value::Text((*t).into())).collect());
-    let wholes = |all: &[i128]| Value::List(all.iter().map(|n| Value::Whole(*n)).collect());
+    let texts = |all: &[&str]| {
+        MetadataValue::List(all.iter().map(|t| MetadataValue::Text((*t).into())).collect())
+    };
+    let wholes =
+        |all: &[i128]| MetadataValue::List(all.iter().map(|n| MetadataValue::Whole(*n)).collect());
     let cuts = ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "llama", "none"];
     for (at, kind) in cuts.into_iter().enumerate() {
         let read = model(|fields| {
-            let mut set = |name: &'static str, value: Value| {
+            let mut set = |name: &'static str, value: MetadataValue| {
                 fields.retain(|(field, _)| *field != name);
                 fields.push((name, value));
             };
-            set("tokenizer.chat_template", Value::Text("{{ messages }}".to_owned()));
-            set("tokenizer.ggml.eot_token_id", Value::Whole(2));
+            set("tokenizer.chat_template", MetadataValue::Text("{{ messages }}".to_owned()));
+            set("tokenizer.ggml.eot_token_id", MetadataValue::Whole(2));
             match kind {
                 "llama" => {
-                    set("tokenizer.ggml.model", Value::Text(kind.to_owned()));
+                    set("tokenizer.ggml.model", MetadataValue::Text(kind.to_owned()));
                     set("tokenizer.ggml.tokens", texts(&["<unk>", "a", "b", "ab"]));
                     set("tokenizer.ggml.token_type", wholes(&[2, 1, 1, 1]));
-                    let scores = [0.0, -7.0, -8.0, -1.5].map(Value::Float).to_vec();
-                    set("tokenizer.ggml.scores", Value::List(scores));
-                    set("tokenizer.ggml.unknown_token_id", Value::Whole(0));
+                    let scores = [0.0, -7.0, -8.0, -1.5].map(MetadataValue::Float).to_vec();
+                    set("tokenizer.ggml.scores", MetadataValue::List(scores));
+                    set("tokenizer.ggml.unknown_token_id", MetadataValue::Whole(0));
                 }
                 "none" => {
                     fields.retain(|(field, _)| !field.starts_with("tokenizer.ggml."));
-                    fields.push(("tokenizer.ggml.model", Value::Text(kind.to_owned())));
+                    fields.push(("tokenizer.ggml.model", MetadataValue::Text(kind.to_owned())));
                 }
-                pre => set("tokenizer.ggml.pre", Value::Text(pre.to_owned())),
+                pre => set("tokenizer.ggml.pre", MetadataValue::Text(pre.to_owned())),
             }
         });
         let path = dir.path().join(format!("{at}.gguf"));
@@ -148,7 +151,7 @@ fn tokenizers_are_read_as_they_were() {
 const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
 
 #[test]
-fn what_no_file_says_is_refused_by_name() {
+fn models_that_gguf_cannot_express_are_rejected_by_name() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path: PathBuf = dir.path().join("x.gguf");
     let refused = |model: ModelDir, why: &str| {

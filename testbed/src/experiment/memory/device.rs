@@ -1,6 +1,6 @@
 //! The process of the device, and the requests that it is sent.
 
-use super::Case;
+use super::MemoryCase;
 use crate::reader::{ReaderCommand, RequestCost};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Advice, fadvise};
@@ -21,15 +21,15 @@ pub(super) fn forget(model: &Path) -> Result<()> {
 }
 
 /// The process of the device, which answers one request after another.
-pub(super) struct Device {
+pub(super) struct DeviceProcess {
     pub(super) child: Child,
     asks: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Device {
+impl DeviceProcess {
     pub(super) fn start(
-        case: &Case,
+        case: &MemoryCase,
         plan: &Path,
         shards: &Path,
         limit: Option<f64>,
@@ -55,7 +55,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for DeviceProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -2,8 +2,8 @@
 //! model over devices whose memory together does not hold it.
 
 use super::{
-    Bench, Case, Disk, MADE, Policy,
-    device::{Device, forget},
+    Bench, Disk, MADE, MemoryCase, Policy,
+    device::{DeviceProcess, forget},
 };
 use crate::{
     driver::Driver,
@@ -84,7 +84,7 @@ impl Bench<'_> {
         let work = tempfile::tempdir()?;
         let file = work.path().join("plan.json");
         std::fs::write(&file, serde_json::to_vec(&plan)?)?;
-        let mut device = Device::start(self.case, &file, &self.shards(), None)?;
+        let mut device = DeviceProcess::start(self.case, &file, &self.shards(), None)?;
         device.ask(ReaderCommand::Open)?;
         forget(&self.case.path)?;
         let shard = newest(&self.shards())?;
@@ -142,7 +142,11 @@ fn fio(file: &Path, jobs: u16) -> Result<f64> {
 
 /// Runs the model over devices whose memory together does not hold it: whether they generate the same tokens
 /// as one device that holds all, and how long that takes.
-pub(super) fn together(options: &Options, case: &Case, record: &mut RecordFile) -> Result<()> {
+pub(super) fn together(
+    options: &Options,
+    case: &MemoryCase,
+    record: &mut RecordFile,
+) -> Result<()> {
     let key = format!("{TOGETHER}/{}/{ENVIRONMENT}", case.name);
     let labels = [("disk", TOGETHER), ("model", case.name.as_str()), ("policy", ENVIRONMENT)];
     if record.cell(&key, &labels).done(1) {

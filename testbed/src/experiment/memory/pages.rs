@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     experiment::show::{axis, bar, percent, publish, shown},
-    plot::{Axis, Chart, Group as Bars, Kind, Point, Series},
+    plot::{Axis, Chart, ChartKind, Group as Bars, Point, Series},
     record::{Cell, Record},
     report::{Table, figure},
 };
@@ -121,7 +121,7 @@ pub(super) fn show(record: &Record, output: &Path) -> Result<()> {
                 title: format!("A request, weights on disk. {title}"),
                 x: axis("model"),
                 y: Axis { log: true, ..axis("ms") },
-                kind: Kind::Bars { groups, series: POLICIES.map(Policy::name).to_vec() },
+                kind: ChartKind::Bars { groups, series: POLICIES.map(Policy::name).to_vec() },
             },
         ));
     }
@@ -196,7 +196,7 @@ fn sweeps(record: &Record, tables: &mut Vec<Table>, charts: &mut Vec<(&'static s
         title,
         x: axis("weights in memory, % of the model"),
         y: Axis { log: true, ..axis("ms") },
-        kind: Kind::Lines { series },
+        kind: ChartKind::Lines { series },
     };
     let line = |name: String, points: Vec<Point>| Series { name, points, dashed: false };
     for (disk, suffix, title, buffers, loaders) in [

@@ -9,7 +9,7 @@ use crate::{
         contest::key,
         show::{axis, bar, groups, publish, shown},
     },
-    plot::{Axis, Chart, Group, Kind},
+    plot::{Axis, Chart, ChartKind, Group},
     record::{Cell, LATENCY, Record},
     report::{Table, figure},
 };
@@ -120,7 +120,7 @@ pub(super) fn show(record: &Record, tokens: u32, output: &Path) -> Result<()> {
         title: format!("Latency of a text of {tokens} tokens"),
         x: axis("environment/model"),
         y: Axis { log: true, ..axis("ms") },
-        kind: Kind::Bars {
+        kind: ChartKind::Bars {
             groups: bars.collect(),
             series: sides.iter().map(|side| side.name().to_owned()).collect(),
         },
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_theirs_is_what_ours_stands_beside() {
+    fn ratios_compare_galaxy_with_the_fastest_pytorch_contender() {
         let mut record = record(&[
             (SINGLE, 300.0, "1 2"),
             (MEGATRON, 150.0, "1 2.0002"),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn results_that_do_not_fit_are_seen() {
+    fn results_of_other_length_or_with_nan_have_no_finite_difference() {
         for (theirs, fits) in
             [("1 2 3", false), ("1 2.5", true), ("1 NaN", false), ("NaN 2", false)]
         {

@@ -38,7 +38,7 @@ fn other(identity: &Identity, protocol: &[u8], versions: &[u32]) -> String {
 }
 
 #[tokio::test]
-async fn whoever_cannot_be_dialled_is_explained() {
+async fn failed_quic_dials_give_an_error_with_the_cause() {
     const ONE: &[u32] = &[1];
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let home = Authority::create(here.path(), "home").unwrap();
@@ -64,7 +64,7 @@ async fn whoever_cannot_be_dialled_is_explained() {
 
 /// More connections at one time than are let in without a proof of their address.
 #[tokio::test]
-async fn a_crowd_is_let_in() {
+async fn many_simultaneous_quic_dials_are_all_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let home = Authority::create(dir.path(), "home").unwrap();
     let ((a, _), (_b, address)) = (ring(&identity(&home, "a")), ring(&identity(&home, "b")));
@@ -83,7 +83,7 @@ async fn a_crowd_is_let_in() {
 }
 
 #[test]
-fn whoever_waits_too_long_is_told() {
+fn a_blocking_wait_past_its_deadline_times_out() {
     let never = std::future::pending::<()>();
     let error = wait(never, Some(Duration::from_millis(1))).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
@@ -91,7 +91,7 @@ fn whoever_waits_too_long_is_told() {
 
 /// A thread goes on when another one wakes it, also if that happens before it sleeps.
 #[test]
-fn whoever_is_woken_goes_on() {
+fn a_blocking_wait_ends_when_woken_by_another_thread() {
     let (sender, receiver) = oneshot::channel();
     let other = thread::spawn(move || sender.send(7).unwrap());
     assert_eq!(wait(receiver, None).unwrap(), Ok(7));

@@ -46,7 +46,7 @@ fn sources<'a>(qkv: &'a [f32], start: usize, layout: Layout, of: &'a Attention) 
 
 /// Cached rows count as if they stood in the batch: the context is the same.
 #[test]
-fn the_past_counts() {
+fn attention_over_cached_rows_matches_f64() {
     use galaxy_common::{Cache, CacheType};
     let kv_heads = |layout: Layout| Span::first(layout.kv_heads as u32);
     for (layout, context_len, rows) in [
@@ -131,7 +131,7 @@ fn the_past_counts() {
 }
 
 #[test]
-fn a_row_is_the_same_to_the_bit_whatever_stands_beside_it() {
+fn attention_rows_are_bit_identical_whatever_else_is_in_the_batch() {
     use galaxy_common::{Cache, CacheType};
     const ROWS: u32 = 230;
     let runs = [(0, 230), (0, 100), (3, 1), (90, 20), (185, 20), (191, 2), (192, 33), (229, 1)];
@@ -314,14 +314,14 @@ fn heads_of_all_widths_match_f64() {
 }
 
 #[test]
-fn rows_that_collide_are_as_any() {
+fn rows_4_kib_apart_in_memory_match_f64() {
     // 1024 columns in all: rows are 4 KiB apart.
     let layout = part(0, 4, 1, 64);
     check_from(256, layout, &batch(&[150]), 1.0, &[(0, 150), (40, 58), (149, 150)]);
 }
 
 #[test]
-fn keys_may_lie_elsewhere_and_begin_with_another_row() {
+fn keys_in_another_buffer_from_another_first_row_match_f64() {
     let (shape, layout) = (batch(&[9, 40, 3]), part(0, 4, 2, 8));
     let qkv = Random::default().values(52 * 64);
     let threads = Threads::new(2);
@@ -355,7 +355,7 @@ fn keys_may_lie_elsewhere_and_begin_with_another_row() {
 }
 
 #[test]
-fn every_length_matches_f64() {
+fn every_sequence_length_matches_f64() {
     for rows in [2, 3, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 143, 144, 145, 192, 289] {
         let some = [(0, rows.min(20)), (rows - 1, rows)];
         check(part(0, 1, 1, 8), &batch(&[rows]), 1.0, &some);
@@ -369,7 +369,7 @@ fn large_scores_do_not_overflow() {
 }
 
 #[test]
-fn a_row_that_sees_one_key_takes_its_value() {
+fn a_row_that_sees_one_key_equals_the_value_of_that_key() {
     let layout = part(0, 1, 1, 4);
     let qkv: Vec<f32> = Random::default().values(40 * 12);
     for instructions in Instructions::all() {
@@ -387,7 +387,7 @@ fn a_row_that_sees_one_key_takes_its_value() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_in_a_query_or_key_reaches_the_output() {
     let (rows, layout) = (160, part(0, 1, 1, 16));
     for instructions in Instructions::all().filter(|i| *i != Instructions::Portable) {
         // In a key of the first block, of the last, and in a query.

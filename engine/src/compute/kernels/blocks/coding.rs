@@ -222,7 +222,7 @@ mod tests {
     use galaxy_common::{WeightBlock, WeightFormat};
 
     #[test]
-    fn codings_are_of_their_formats() {
+    fn codings_match_the_blocks_of_their_weight_formats() {
         for format in WeightFormat::ALL {
             let Some(block) = format.block() else { continue };
             let own = each_coding!(

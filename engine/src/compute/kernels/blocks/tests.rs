@@ -128,7 +128,7 @@ fn by(matrix: &HeldMatrix, activations: Activations) -> AnyMatrix<'_> {
 }
 
 #[test]
-fn products_are_near_those_of_the_values() {
+fn quantised_products_are_near_f64_products_of_dequantised_weights() {
     let mut random = Random::default();
     for (format, _) in formats() {
         for (rows, inputs, outputs) in [
@@ -163,7 +163,7 @@ fn products_are_near_those_of_the_values() {
 }
 
 #[test]
-fn a_row_of_blocks_is_the_same_to_the_bit_whatever_stands_beside_it() {
+fn quantised_product_rows_are_bit_identical_in_every_batch() {
     let mut random = Random::default();
     for (format, _) in formats() {
         for (inputs, outputs, gated) in [(2080, 100, false), (1120, 90, true)] {
@@ -197,7 +197,7 @@ fn a_row_of_blocks_is_the_same_to_the_bit_whatever_stands_beside_it() {
 }
 
 #[test]
-fn parts_of_blocks_give_what_the_whole_has_there() {
+fn parts_of_a_quantised_matrix_give_equal_products() {
     let mut random = Random::default();
     let (inputs, outputs) = (544, 106);
     for (format, _) in formats() {
@@ -226,7 +226,7 @@ fn parts_of_blocks_give_what_the_whole_has_there() {
 }
 
 #[test]
-fn what_is_copied_is_what_would_have_been_read() {
+fn copied_blocks_equal_blocks_that_are_read_from_the_file() {
     let mut random = Random::default();
     for (format, _) in formats() {
         for gated in [false, true] {
@@ -246,7 +246,7 @@ fn what_is_copied_is_what_would_have_been_read() {
 }
 
 #[test]
-fn what_is_not_finite_is_not_hidden() {
+fn non_finite_inputs_give_nan_and_tiny_inputs_give_near_zero() {
     let mut random = Random::default();
     for (format, _) in formats() {
         let file = File::new(&mut random, format, 96, 16);
@@ -271,7 +271,7 @@ fn what_is_not_finite_is_not_hidden() {
 }
 
 #[test]
-fn threads_that_take_blocks_hold_no_more_than_budgets_say() {
+fn scratch_of_quantised_products_stays_within_the_budget() {
     let mut random = Random::default();
     let file = File::new(&mut random, WeightFormat::Q4_0, 4096, 64);
     let matrix = file.held(0, 4096, 64, false);
@@ -289,7 +289,7 @@ fn threads_that_take_blocks_hold_no_more_than_budgets_say() {
 }
 
 #[test]
-fn a_layout_is_as_large_as_its_format_says() {
+fn a_block_layout_is_as_large_as_the_weight_format_says() {
     for (format, block) in formats() {
         for (inputs, first) in [(32, 0), (544, 224), (2048, 0), (1024, 32)] {
             let layout = BlockLayout::new(format, (inputs, first), 48).expect("it has blocks");
@@ -302,7 +302,7 @@ fn a_layout_is_as_large_as_its_format_says() {
 }
 
 #[test]
-fn eight_bits_give_the_same_by_all_instructions() {
+fn products_of_8_bit_activations_agree_for_all_instruction_sets() {
     let mut random = Random::default();
     for (format, _) in formats() {
         // Of one group each sum is a whole number times two scales.

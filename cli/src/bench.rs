@@ -384,7 +384,7 @@ fn text(findings: &Findings) -> String {
         let OperationFigures { ms, gflops, gigabytes, .. } = line;
         let shape = match line.inputs {
             0 => String::new(),
-            _ if line.operation.starts_with("join") => line.inputs.to_string(),
+            _ if line.operation.starts_with("add and norm") => line.inputs.to_string(),
             _ => format!("{} x {}", line.inputs, line.outputs),
         };
         let some = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
@@ -436,10 +436,10 @@ mod tests {
             "qkv",
             "attention",
             "attention output",
-            "join after attention",
+            "add and norm after attention",
             "up",
             "down",
-            "join after mlp",
+            "add and norm after mlp",
         ];
         let want: Vec<&str> = layer
             .into_iter()

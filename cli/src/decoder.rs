@@ -93,7 +93,7 @@ impl Decoder {
         let model = in_process::open_model(path, args.local.rounding)?;
         let (spec, place) = (model.spec(), model.opened().display().to_string());
         if !spec.causal || !matches!(spec.head, HeadSpec::Language { .. }) {
-            let what = format!("this model ({}) makes no text", spec.family);
+            let what = format!("this model ({}) generates no text", spec.family);
             return Err(Failure::new(what).at(place).todo("take a decoder, as gpt2 or llama"));
         }
         let tokenizer = Tokenizer::open(model.path()).map_err(in_process::model_failure);

@@ -235,7 +235,7 @@ fn one(ids: &Ids) -> Result<Vec<u32>, Failure> {
     let [ids]: [Vec<u32>; 1] = ids
         .read()?
         .try_into()
-        .map_err(|_| Failure::usage("one sequence is gone on with at a time").at("--ids"))?;
+        .map_err(|_| Failure::usage("one sequence is continued at a time").at("--ids"))?;
     Ok(ids)
 }
 

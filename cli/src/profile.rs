@@ -228,7 +228,7 @@ fn device(profile: &DeviceProfile, spec: &ModelSpec, now: u64) -> String {
         profile.wake / 1e3,
         age(now.saturating_sub(profile.measured))
     );
-    let most = profile.table(Kernel::Join).and_then(|t| t.axes[0].last()).copied().unwrap_or(1);
+    let most = profile.table(Kernel::AddNorm).and_then(|t| t.axes[0].last()).copied().unwrap_or(1);
     let mut rows: Vec<u32> = SHOWN.into_iter().filter(|&rows| rows < most).collect();
     rows.push(most);
     let mut lines = vec![row(["kernel", "of"])];
@@ -413,7 +413,7 @@ mod tests {
             threads: 1,
             engine: "cpu neon".into(),
             measured: 1000,
-            tables: [Kernel::Qkv, Kernel::Attend, Kernel::Join].map(table).to_vec(),
+            tables: [Kernel::Qkv, Kernel::Attend, Kernel::AddNorm].map(table).to_vec(),
             wake: 5e3,
             memory: Bytes(1_500_000_000),
             disk: 40e6,

@@ -137,7 +137,7 @@ fn kind(matrix: Matrix) -> &'static str {
         Matrix::Down(_) => "down",
         Matrix::Patch => "patches",
         Matrix::ClassDense | Matrix::ClassOutput => "class head",
-        Matrix::LanguageHead => "words",
+        Matrix::LanguageHead => "language head",
     }
 }
 

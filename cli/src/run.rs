@@ -51,8 +51,8 @@ pub struct RunArgs {
     ///
     /// hidden are the states of every row, after the last norm. logits are those of the classes, or of the token after
     /// the last row. pooled is one vector, as the model's own files say.
-    #[arg(long, value_enum, default_value_t = Door::Hidden)]
-    output: Door,
+    #[arg(long, value_enum, default_value_t = OutputName::Hidden)]
+    output: OutputName,
     /// Give the logits after every row; needs --output logits.
     #[arg(long)]
     all_rows: bool,
@@ -75,7 +75,7 @@ pub struct RunArgs {
 
 /// The outputs that `--output` names.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-enum Door {
+enum OutputName {
     Hidden,
     Logits,
     Pooled,
@@ -149,10 +149,10 @@ impl Local {
 /// Runs `galaxy run`.
 pub async fn run(args: RunArgs) -> Result<(), Failure> {
     let output = match (args.output, args.all_rows) {
-        (Door::Hidden, false) => Output::Hidden,
-        (Door::Pooled, false) => Output::Pooled,
-        (Door::Logits, false) => Output::Logits,
-        (Door::Logits, true) => Output::AllLogits,
+        (OutputName::Hidden, false) => Output::Hidden,
+        (OutputName::Pooled, false) => Output::Pooled,
+        (OutputName::Logits, false) => Output::Logits,
+        (OutputName::Logits, true) => Output::AllLogits,
         (_, true) => return Err(Failure::usage("--all-rows goes with --output logits only")),
     };
     let mut sequences = Vec::new();

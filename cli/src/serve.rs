@@ -39,7 +39,7 @@ const ROUTES: &str = "\
 What is answered, as OpenAI's API does, for one choice of each prompt:
 
   POST /v1/chat/completions   chats, whole or streamed; with --model
-  POST /v1/completions        texts that go on, whole or streamed
+  POST /v1/completions        completions of prompts, whole or streamed
   POST /v1/embeddings         vectors, as numbers or base64
   POST /v1/rerank             how well documents answer a query, by a cross-encoder
   GET  /v1/models             the cluster's model

@@ -91,7 +91,7 @@ impl GenerateCall {
         };
         match begun.generated as usize == self.options.generated.len() {
             true => Ok((events, begun)),
-            false => Err(malformed("a text does not go on behind the tokens that are there")),
+            false => Err(malformed("the answer does not continue after the generated tokens")),
         }
     }
 

@@ -53,7 +53,7 @@ impl Assignment {
             }
             if layers.end() > extent.layers
                 || heads.end() > extent.heads
-                || columns.end() > extent.columns
+                || columns.end() > extent.intermediate
             {
                 return Err((layers.start(), "the model has fewer layers, heads or columns"));
             }

@@ -8,7 +8,7 @@ pub struct Extent {
     /// Query heads of a layer.
     pub heads: u32,
     /// The intermediate size: columns of the MLP.
-    pub columns: u32,
+    pub intermediate: u32,
     /// Entries of the vocabulary that have logits; 0 without a language-model head.
     pub vocabulary: u32,
 }

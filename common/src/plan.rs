@@ -486,7 +486,7 @@ impl Plan {
             let why = "only the layout ring cuts rows";
             return Err(PlanError::Modes { layer, why });
         }
-        let all = (Span::first(extent.heads), Span::first(extent.columns));
+        let all = (Span::first(extent.heads), Span::first(extent.intermediate));
         if self.layout == Layout::Stages {
             let whole = |b: &BlockAssignment| b.heads == all.0 && b.columns == all.1;
             let here = blocks.iter().position(whole).ok_or(PlanError::Stage { layer })?;
@@ -510,7 +510,7 @@ impl Plan {
             covers(blocks.iter().map(|b| b.heads), extent.heads, "heads", layer)?;
         }
         if modes.mlp == Mode::Tensor {
-            covers(blocks.iter().map(|b| b.columns), extent.columns, "columns", layer)?;
+            covers(blocks.iter().map(|b| b.columns), extent.intermediate, "columns", layer)?;
         }
         Ok(())
     }

@@ -39,7 +39,8 @@ pub enum Kernel {
     /// rows, key rows, heads. Causal attention costs what the pairs cost that are not masked.
     Attend,
     /// Residual, bias and norm over rows of the hidden width; axes: rows.
-    Join,
+    #[serde(rename = "join")]
+    AddNorm,
     /// A norm alone; axes: rows.
     Norm,
     /// Token and position embedding; axes: rows.
@@ -66,7 +67,7 @@ impl Kernel {
         Self::Down,
         Self::Language,
         Self::Attend,
-        Self::Join,
+        Self::AddNorm,
         Self::Norm,
         Self::Embed,
         Self::Export,
@@ -92,7 +93,7 @@ impl fmt::Display for Kernel {
             Self::Down => "down",
             Self::Language => "language head",
             Self::Attend => "attention",
-            Self::Join => "join",
+            Self::AddNorm => "add and norm",
             Self::Norm => "norm",
             Self::Embed => "embed",
             Self::Export => "export",

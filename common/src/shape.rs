@@ -120,10 +120,10 @@ pub struct BatchShape {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// No segment at all.
-    #[error("a batch needs at least one text")]
+    #[error("a batch needs at least one sequence")]
     Empty,
     /// A segment with cached rows that does not cache its own.
-    #[error("text {index} continues an earlier one, and says that it keeps nothing")]
+    #[error("sequence {index} continues an earlier one, but is not cached")]
     Context {
         /// The index of the segment.
         index: usize,
@@ -135,7 +135,7 @@ pub enum ShapeError {
         slot: u32,
     },
     /// A segment of no rows.
-    #[error("text {index} has no tokens")]
+    #[error("sequence {index} has no tokens")]
     NoRows {
         /// The index of the segment.
         index: usize,
@@ -214,7 +214,7 @@ impl BatchShape {
     }
     /// The segments of which a token is wanted, in row order: the index of each among all, and how many candidates it
     /// is chosen from.
-    pub fn choices(&self) -> impl Iterator<Item = (usize, &Segment, CandidateCount)> {
+    pub fn sampled(&self) -> impl Iterator<Item = (usize, &Segment, CandidateCount)> {
         self.segments.iter().enumerate().filter_map(|(index, segment)| match segment.wanted {
             Wanted::Token(breadth) => Some((index, segment, breadth)),
             _ => None,

@@ -332,8 +332,8 @@ impl Galaxy for Api {
         &self,
         _request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
-        let outlook = self.session.fleet_status();
-        let plan = outlook.plan.as_deref();
+        let status = self.session.fleet_status();
+        let plan = status.plan.as_deref();
         let (served, failed) = self.session.counts();
         let epoch = match self.session.readiness() {
             Readiness::Ready(epoch) => epoch.0,
@@ -345,15 +345,15 @@ impl Galaxy for Api {
             protocol: PROTOCOL,
             cluster: self.cluster.clone(),
             model: self.session.model().name().to_owned(),
-            strategy: outlook.strategy.to_string(),
+            strategy: status.strategy.to_string(),
             wire: plan.map(|p| p.wire.to_string()).unwrap_or_default(),
             tiles: plan.map_or(0, |p| u32::from(p.tiles)),
             layout: plan.map(|p| p.layout.to_string()).unwrap_or_default(),
             modes: plan.map(placement::modes).unwrap_or_default(),
             link: plan.map(|p| p.link.to_string()).unwrap_or_default(),
             exchange: plan.map(|p| p.exchange.to_string()).unwrap_or_default(),
-            plan: outlook.what,
-            predicted_ns: outlook.predicted.map_or(0, ns),
+            plan: status.what,
+            predicted_ns: status.predicted.map_or(0, ns),
             context: self.session.context(),
             state: self.state().to_owned(),
             epoch,

@@ -108,8 +108,9 @@ impl Task {
 
     /// The listeners of the sequences that get tokens, in the order of the batch.
     pub fn listeners(&self) -> Vec<mpsc::UnboundedSender<TokenEvent>> {
-        let of = |(at, ..): (usize, _, _)| self.cached.get(at).map(|cached| cached.tell.clone());
-        self.shape.choices().filter_map(of).collect()
+        let of =
+            |(at, ..): (usize, _, _)| self.cached.get(at).map(|cached| cached.token_events.clone());
+        self.shape.sampled().filter_map(of).collect()
     }
 }
 
@@ -122,7 +123,7 @@ pub struct CachedSequence {
     /// The epoch whose blocks these are, and in which its rows were cached.
     pub epoch: Epoch,
     /// Receives each token as it is generated.
-    pub tell: mpsc::UnboundedSender<TokenEvent>,
+    pub token_events: mpsc::UnboundedSender<TokenEvent>,
 }
 
 /// What one program cost one device.

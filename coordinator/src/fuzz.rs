@@ -67,8 +67,8 @@ pub fn trace(
 ///
 /// # Errors
 /// When what the device sends is no token of the vocabulary.
-pub fn told(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
+pub fn token_event(token: &[u8], vocabulary: u32) -> Result<v1::GenerateEvent, Status> {
     let step = v1::GeneratedStep { counts: vec![1], tokens: token.to_vec().into() };
-    let told = execute::token_events(&step, vocabulary, 1)?;
-    Ok(api::generated(GenerateEvent::Token(generate::token(&told[0].1, String::new()))))
+    let events = execute::token_events(&step, vocabulary, 1)?;
+    Ok(api::generated(GenerateEvent::Token(generate::token(&events[0].1, String::new()))))
 }

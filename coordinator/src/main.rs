@@ -153,7 +153,7 @@ async fn cluster(file: &Path, flags: &Flags) -> Result<()> {
         tracing::warn!("{}: {warning}", file.display());
     }
     let identity = coordinator(&cluster.identity)?;
-    let model = told(cluster.open_model()?);
+    let model = with_warnings(cluster.open_model()?);
     let listen = flags.listen.as_deref().unwrap_or(&cluster.listen).to_owned();
     let Cluster { queue, timeout, client_memory, speculation: drafts, .. } = cluster;
     let limits = Limits { queue, timeout, client_memory, drafts };
@@ -211,7 +211,7 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
     let audit = audit(flags)?;
     let identity = flags.identity.as_deref().map(coordinator).transpose()?;
     let listen = flags.listen.as_deref().unwrap_or(DEFAULT_LISTEN);
-    let model = told(ModelDir::open(path)?.quantised_to(flags.weights_format)?);
+    let model = with_warnings(ModelDir::open(path)?.quantised_to(flags.weights_format)?);
     let listener = bind(listen).await?;
     if identity.is_none() && !listener.local_addr()?.ip().is_loopback() {
         bail!(
@@ -244,7 +244,7 @@ async fn embedded(path: &Path, flags: &Flags) -> Result<()> {
 }
 
 /// Warns of what in a model may not do what its author meant.
-fn told(model: ModelDir) -> Arc<ModelDir> {
+fn with_warnings(model: ModelDir) -> Arc<ModelDir> {
     for warning in model.warnings() {
         tracing::warn!("{warning}");
     }

@@ -1,4 +1,4 @@
-//! Supplying: a worker that has no directory of the model is sent what it asks for.
+//! The model server: a worker that has no directory of the model is sent what it asks for.
 //!
 //! The coordinator calls, as always: so a worker needs no address of it, and a coordinator behind a
 //! router can supply a model, too. Each supply has a connection of its own, so that signs of life
@@ -41,7 +41,7 @@ const KEPT: &str = ".galaxy-manifest";
 const KEPT_VERSION: u32 = 1;
 
 /// Supplies workers with a model.
-pub(crate) struct Supplier {
+pub(crate) struct ModelServer {
     path: PathBuf,
     ready: OnceCell<Arc<ServedModel>>,
     /// How many bytes have their digests computed, and how many bytes there are.
@@ -72,7 +72,7 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-impl Supplier {
+impl ModelServer {
     /// A supplier of the model in this directory. Nothing is read before somebody needs it.
     pub(crate) fn new(path: &Path) -> Self {
         let (ready, progress) = (OnceCell::new(), watch::Sender::new((0, 0)));

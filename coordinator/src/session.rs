@@ -2,6 +2,7 @@
 
 mod answer;
 mod batch;
+mod batch_queue;
 mod files;
 mod generate;
 mod limits;
@@ -10,7 +11,6 @@ mod reading;
 mod report;
 mod stepped;
 mod texts;
-mod together;
 
 pub use generate::{Finish, GenerateEvent, Listener, Sequences};
 pub use limits::{Limits, MAX_RESULT_BYTES, MAX_TEXTS};
@@ -26,6 +26,7 @@ use crate::{
     trace::{Trace, TraceLog},
 };
 use answer::QueuedRequest;
+use batch_queue::BatchQueue;
 use files::Files;
 use galaxy_common::{DeviceName, RequestId};
 use galaxy_model::{ModelDir, ModelSpec};
@@ -38,7 +39,6 @@ use std::{
     },
     time::Duration,
 };
-use together::BatchQueue;
 
 /// How long to wait before what failed for a passing reason is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -66,7 +66,7 @@ struct Inner {
     files: Files,
     log: Mutex<TraceLog>,
     /// Batches of requests that wait for the turn.
-    together: BatchQueue,
+    batch_queue: BatchQueue,
     /// Sequences that generate tokens.
     steps: Arc<Steps>,
     counts: Counts,
@@ -81,7 +81,7 @@ struct Counts {
     /// Programs that ran to their end.
     programs: AtomicU64,
     /// How many sequences were to generate tokens, which is the slot of the next one.
-    texts: AtomicU32,
+    sequences: AtomicU32,
 }
 
 impl Counts {
@@ -99,7 +99,7 @@ impl Session {
         let inner = Inner {
             admission: Admission::new(limits.queue),
             memory: memory.clone(),
-            together: BatchQueue::default(),
+            batch_queue: BatchQueue::default(),
             steps: Steps::new(),
             log: Mutex::new(TraceLog::default()),
             counts: Counts::default(),

@@ -184,7 +184,7 @@ pub enum ComputeError {
     },
     /// The KV cache has no room for a sequence.
     #[error("the sequence in slot {slot} cannot continue on this device: {why}")]
-    Text {
+    Sequence {
         /// The slot of the sequence.
         slot: u32,
         /// The reason, for people.
@@ -192,7 +192,7 @@ pub enum ComputeError {
     },
     /// The mask of a sequence leaves no token to choose.
     #[error(
-        "no token may be chosen for the sequence in slot {slot}: its mask allows none that the model has"
+        "no token may be sampled for the sequence in slot {slot}: its mask allows none that the model has"
     )]
     NoToken {
         /// The slot of the sequence.
@@ -246,7 +246,7 @@ pub trait Engine: Send {
     /// # Errors
     /// When the blocks are too few for its rows, or the cache does not have them.
     fn begin(&mut self, text: &Sequence, _blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
-        Err(ComputeError::Text { slot: text.slot, why: "this engine has no KV cache" })
+        Err(ComputeError::Sequence { slot: text.slot, why: "this engine has no KV cache" })
     }
 
     /// Forgets a sequence, and gives its blocks back.

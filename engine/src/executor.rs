@@ -371,7 +371,7 @@ impl Executor {
                 Arc::new(Staging::new(&program, former))
             }
         };
-        let choices = job.binding.shape.choices().count();
+        let choices = job.binding.shape.sampled().count();
         let mut told = vec![[0.0; TOKEN_VALUES as usize]; choices];
         let run = Arc::new(Run::new(job, staging.clone(), self.started));
         let started = self.clock();
@@ -384,7 +384,7 @@ impl Executor {
                 break Err(error);
             }
             run.add_use(&mut lanes);
-            run.chosen(&mut told);
+            run.sampled_tokens(&mut told);
             match run.bind(|binding| next(&told, binding)) {
                 RunStep::Done => break Ok(self.report(&run, started, steps, lanes)),
                 RunStep::Next => run.advance(),

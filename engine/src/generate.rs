@@ -87,7 +87,7 @@ pub struct Decoded {
     pub counts: Vec<u32>,
     /// How many candidates the last choice for each sequence needed of each device: a good guess for the
     /// next.
-    pub breadths: Vec<CandidateCount>,
+    pub candidate_counts: Vec<CandidateCount>,
     /// How many steps ran.
     pub steps: u32,
     /// How many rows all of these steps had.
@@ -139,7 +139,7 @@ impl Generation {
     ) -> Result<Generated, E> {
         let Self { first: mut job, goals, steps: most, drafting } = self;
         let shape = &job.binding.shape;
-        if goals.is_empty() || goals.len() != shape.choices().count() {
+        if goals.is_empty() || goals.len() != shape.sampled().count() {
             let why = "not as many goals as tokens that are wanted of the batch".to_owned();
             return Err(RunError::Program(why).into());
         }
@@ -149,7 +149,7 @@ impl Generation {
             return Err(RunError::Program(why).into());
         }
         job.binding.masks = goals.iter().map(|goal| goal.mask.clone()).collect();
-        let slots = shape.choices().map(|(_, segment, _)| segment.slot);
+        let slots = shape.sampled().map(|(_, segment, _)| segment.slot);
         let mut taken = Taken { histories: executor.take_histories(slots), executor };
         let histories = &mut taken.histories;
         let drafting = drafting.filter(|_| single);
@@ -193,7 +193,7 @@ impl Generation {
                 }
                 let counts = sequences.iter().map(|of| of.generated).collect();
                 let breadths = sequences.iter().map(|of| of.needed).collect();
-                let decoded = Decoded { counts, breadths, steps, rows, last };
+                let decoded = Decoded { counts, candidate_counts: breadths, steps, rows, last };
                 return Ok(Generated { report, decoded });
             }
             before = Some(report);
@@ -235,7 +235,7 @@ struct Progression {
 
 impl Progression {
     /// How many candidates its next choice is to have.
-    fn breadth(&self) -> CandidateCount {
+    fn candidate_count(&self) -> CandidateCount {
         match self.segment.wanted {
             Wanted::Token(breadth) => breadth,
             _ => CandidateCount::Few,
@@ -243,14 +243,15 @@ impl Progression {
     }
 
     /// Its segment for the next step, in which it may be asked for all candidates or not.
-    fn asked(&self, all: bool) -> Segment {
+    fn next_segment(&self, all: bool) -> Segment {
         let most = if all { CandidateCount::All } else { CandidateCount::Many };
-        Segment { wanted: Wanted::Token(self.breadth().min(most)), ..self.segment }
+        Segment { wanted: Wanted::Token(self.candidate_count().min(most)), ..self.segment }
     }
 
     /// How many rows may be drafted behind its next.
     fn room(&self) -> u32 {
-        let alone = self.over || self.goal.mask.is_some() || self.breadth() == CandidateCount::All;
+        let alone =
+            self.over || self.goal.mask.is_some() || self.candidate_count() == CandidateCount::All;
         if alone { 0 } else { self.goal.count.saturating_sub(self.generated + 1) }
     }
 
@@ -380,7 +381,7 @@ impl Progress {
                 }
                 let proved = told[2] > 0.0;
                 // Others may have been asked for all candidates before it.
-                if !proved && row == 0 && asked == of.breadth() {
+                if !proved && row == 0 && asked == of.candidate_count() {
                     self.failed |= !of.widen(asked);
                 }
                 follows = proved && {
@@ -420,14 +421,17 @@ impl Progress {
     /// fewest tokens: budgets have room for that.
     fn arrange(&mut self) {
         self.masks.clear();
-        let open =
-            self.sequences.iter().enumerate().filter(|(_, of)| of.breadth() == CandidateCount::All);
+        let open = self
+            .sequences
+            .iter()
+            .enumerate()
+            .filter(|(_, of)| of.candidate_count() == CandidateCount::All);
         let all = open.min_by_key(|(_, of)| (of.over, of.generated)).map(|(at, _)| at);
         if !self.single {
             let is_choice = |segment: &&mut Segment| matches!(segment.wanted, Wanted::Token(_));
             let choices = self.segments.iter_mut().filter(is_choice).zip(&self.sequences);
             for (at, (segment, of)) in choices.enumerate() {
-                *segment = of.asked(all == Some(at));
+                *segment = of.next_segment(all == Some(at));
                 self.masks.push(of.goal.mask.clone());
             }
             return;
@@ -435,7 +439,7 @@ impl Progress {
         self.segments.clear();
         self.tokens.clear();
         for (at, of) in self.sequences.iter().enumerate() {
-            let mut segment = of.asked(all == Some(at));
+            let mut segment = of.next_segment(all == Some(at));
             for token in [of.token].iter().chain(&of.drafted) {
                 self.segments.push(segment);
                 self.tokens.push(*token);
@@ -477,7 +481,7 @@ mod tests {
 
     /// The choices of a model that answers each token with the next number, proved by so many candidates.
     fn chosen(shape: &BatchShape, tokens: &[u32], needed: &[CandidateCount]) -> Vec<TokenEvent> {
-        let choices = shape.choices().zip(tokens).map(|((_, segment, have), token)| {
+        let choices = shape.sampled().zip(tokens).map(|((_, segment, have), token)| {
             let mut choice = [0.0; TOKEN_VALUES as usize];
             choice[0] = ((token + 1) % 10) as f32;
             choice[1] = segment.context_len as f32;
@@ -521,7 +525,7 @@ mod tests {
                 progress.arrange();
                 progress.rebind(&mut binding);
                 assert!(binding.shape.rows() <= 16);
-                let asked_for_all = binding.shape.choices().filter(|(.., of)| *of == All);
+                let asked_for_all = binding.shape.sampled().filter(|(.., of)| *of == All);
                 assert!(asked_for_all.count() <= 1);
                 let Inputs::Tokens(tokens) = &binding.inputs else { panic!("no tokens") };
                 let choices = chosen(&binding.shape, tokens, &needed);

@@ -329,7 +329,9 @@ impl LocalCluster {
         let goal = Goal { count, stop: stop.into(), mask: None };
         let mut state = self.lock();
         let made = match self.begin(text) {
-            Ok(()) => self.go_on(&mut state, Prefill { text, kept: 0, chunk }, &goal, tell),
+            Ok(()) => {
+                self.prefill_and_decode(&mut state, Prefill { text, kept: 0, chunk }, &goal, tell)
+            }
             Err(error) => Err(error),
         };
         self.end(text.slot);
@@ -352,7 +354,7 @@ impl LocalCluster {
     ) -> Result<(), LocalError> {
         let mut state = self.lock();
         self.begin(text)?;
-        self.go_on(&mut state, Prefill { text, kept, chunk }, goal, tell)
+        self.prefill_and_decode(&mut state, Prefill { text, kept, chunk }, goal, tell)
     }
 
     /// Takes room for a sequence on all devices.
@@ -428,7 +430,7 @@ impl LocalCluster {
     }
 
     /// Runs the prefill of a sequence that has begun, and generates tokens behind it.
-    fn go_on(
+    fn prefill_and_decode(
         &self,
         state: &mut LocalClusterState,
         prefill: Prefill<'_>,
@@ -457,12 +459,12 @@ impl LocalCluster {
         let rest = text.tokens.get(kept as usize..).unwrap_or_default();
         let mut chunks = rest.chunks(chunk.max(1) as usize).peekable();
         let breadths = vec![CandidateCount::Few];
-        let mut decoded = Decoded { breadths, ..Decoded::default() };
+        let mut decoded = Decoded { candidate_counts: breadths, ..Decoded::default() };
         let goal = |count| [Goal { count, stop: stop.clone(), mask: None }];
         while let Some(chunk) = chunks.next() {
             let rows = chunk.len() as u32;
             if chunks.peek().is_none() {
-                let shape = segment(context_len, rows, Wanted::Token(decoded.breadths[0]))?;
+                let shape = segment(context_len, rows, Wanted::Token(decoded.candidate_counts[0]))?;
                 let goals = goal(1);
                 let burst = Burst::new(Phase::Prefill, &shape, chunk, &goals);
                 LocalGeneration { decoded, .. } = self.steps(state, &burst, &tell)?;
@@ -480,7 +482,8 @@ impl LocalCluster {
             context_len += rows;
         }
         while let (made @ 1.., last, false) = so_far() {
-            let shape = segment(context_len + made - 1, 1, Wanted::Token(decoded.breadths[0]))?;
+            let shape =
+                segment(context_len + made - 1, 1, Wanted::Token(decoded.candidate_counts[0]))?;
             let (tokens, goals) = ([last], goal(*count - made));
             let drafting = Some(Drafting { row_cost: state.pace.row_cost(1), rows: most });
             let burst = Burst::new(Phase::Decode, &shape, &tokens, &goals);
@@ -535,7 +538,7 @@ impl LocalCluster {
             Ok((told, generated, last))
         })?;
         if let Some(other) = all.iter().position(|(told, ..)| *told != all[0].0) {
-            let why = format!("rank {other} has chosen other tokens than rank 0");
+            let why = format!("rank {other} has sampled other tokens than rank 0");
             return Err(RunError::Program(why).into());
         }
         let mut all = all.into_iter();

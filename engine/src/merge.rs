@@ -41,15 +41,15 @@ impl Merged {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
     /// A result of the wrong size or kind.
-    #[error("a device's result for text {segment} does not fit: {why}")]
-    Misfit {
+    #[error("a device's result for sequence {segment} does not fit: {why}")]
+    Mismatch {
         /// The number of the segment.
         segment: u32,
         /// The reason, for people.
         why: String,
     },
     /// The results of a segment are not complete.
-    #[error("the results for text {segment} are not complete")]
+    #[error("the results for sequence {segment} are not complete")]
     Missing {
         /// The number of the segment.
         segment: usize,
@@ -75,10 +75,10 @@ pub fn merge(
     for (outputs, values) in parts {
         for (output, values) in outputs.iter().zip(values.iter()) {
             let misfit =
-                |why: &str| MergeError::Misfit { segment: output.segment, why: why.to_owned() };
+                |why: &str| MergeError::Mismatch { segment: output.segment, why: why.to_owned() };
             let segment = segments
                 .get_mut(output.segment as usize)
-                .ok_or_else(|| misfit("there is no such text"))?;
+                .ok_or_else(|| misfit("there is no such sequence"))?;
             segment.add(spec, output.kind, values).map_err(misfit)?;
         }
     }
@@ -108,7 +108,7 @@ impl Segment {
             (Wanted::Hidden, OutputKind::Hidden { rows }) => {
                 self.values.resize(self.rows as usize * hidden, 0.0);
                 let range = rows.start() as usize * hidden..rows.end() as usize * hidden;
-                let place = self.values.get_mut(range).ok_or("rows beyond the text")?;
+                let place = self.values.get_mut(range).ok_or("rows beyond the sequence")?;
                 if place.len() != part.len() {
                     return Err("not rows x hidden values");
                 }

@@ -86,7 +86,7 @@ pub(crate) struct Candidates {
 
 /// A chosen token, and whether the candidates prove the choice.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Chosen {
+pub(crate) struct SampledToken {
     pub token: u32,
     pub proved: bool,
 }
@@ -256,7 +256,7 @@ impl Sampler {
         gathered: &mut Candidates,
         position: u32,
         told: &mut [f32],
-    ) -> Option<Chosen> {
+    ) -> Option<SampledToken> {
         gathered.candidates.sort_unstable_by(Candidate::order);
         let (chosen, proved) = self.take(gathered, position)?;
         if proved && self.sampling.looks_back() {
@@ -284,7 +284,7 @@ impl Sampler {
         for (candidate, told) in largest.iter().zip(likely.chunks_exact_mut(2)) {
             told.copy_from_slice(&[candidate.token as f32, logprob(candidate.logit)]);
         }
-        Some(Chosen { token: chosen.token, proved })
+        Some(SampledToken { token: chosen.token, proved })
     }
 
     /// The choice, and whether the candidates prove it.

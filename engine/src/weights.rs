@@ -8,7 +8,7 @@ mod load;
 mod matrix;
 mod streamed;
 
-pub use matrix::HeldMatrix;
+pub use matrix::ShardMatrix;
 pub(crate) use matrix::{AnyMatrix, PANEL, Panels};
 #[cfg(test)]
 pub(crate) use matrix::{Layout, Window};
@@ -82,12 +82,12 @@ impl From<StreamError> for WeightError {
 
 /// The part of a product that a device holds.
 #[derive(Debug, Default)]
-pub(crate) struct HeldProduct {
+pub(crate) struct ShardProduct {
     /// The share of the product.
     pub(crate) share: Span<Share>,
     /// The matrices of the share, side by side, one for each run of the same format; none where there are no
     /// values, or they come from disk.
-    pub(crate) matrices: Vec<HeldMatrix>,
+    pub(crate) matrices: Vec<ShardMatrix>,
     /// The bias of their columns.
     pub(crate) bias: Option<Vec<f32>>,
 }
@@ -99,7 +99,7 @@ pub struct Shard {
     /// The operators that its weights are of.
     pub(crate) graph: Arc<OperatorGraph>,
     /// What is held of each product, by the number of its operator; of other operators nothing.
-    pub(crate) products: Vec<HeldProduct>,
+    pub(crate) products: Vec<ShardProduct>,
     /// The vectors, by the number of their weight; biases of shared products, and matrices, are not
     /// here.
     pub(crate) vectors: Vec<Option<Vec<f32>>>,
@@ -185,7 +185,7 @@ impl Shard {
 
     /// Bytes of all matrices and vectors that it holds. Never more than `graph::budget` says.
     pub fn bytes(&self) -> Bytes {
-        let product = |product: &HeldProduct| {
+        let product = |product: &ShardProduct| {
             let matrices = product.matrices.iter().map(|matrix| matrix.bytes().0);
             matrices.sum::<u64>() + product.bias.as_deref().map_or(0, floats)
         };
@@ -195,7 +195,7 @@ impl Shard {
     }
 
     /// What it holds of a product; none where there is no such operator.
-    pub(crate) fn product(&self, operator: OperatorId) -> Option<&HeldProduct> {
+    pub(crate) fn product(&self, operator: OperatorId) -> Option<&ShardProduct> {
         self.products.get(operator.0 as usize)
     }
 

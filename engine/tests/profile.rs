@@ -54,7 +54,7 @@ fn every_family_has_a_sound_profile() {
         assert!(profile.wake > 0.0 && profile.memory.0 == 0, "{name}");
         let head = profile.table(Kernel::Language).is_some();
         assert_eq!(head, name != "bert", "{name}");
-        let most = *profile.table(Kernel::Join).unwrap().axes[0].last().unwrap();
+        let most = *profile.table(Kernel::AddNorm).unwrap().axes[0].last().unwrap();
         assert_eq!(most, dir.spec().position_limit().min(512), "{name}");
     }
 }
@@ -86,8 +86,8 @@ fn predicted(profile: &DeviceProfile, head_width: u32, timed: &Timed) -> f64 {
         OperationKind::Attention => {
             profile.nanos(Kernel::Attend, &[rows, rows, inputs / f64::from(head_width)])
         }
-        OperationKind::AttentionJoin | OperationKind::MlpJoin => {
-            profile.nanos(Kernel::Join, &[rows])
+        OperationKind::AttentionAddNorm | OperationKind::MlpAddNorm => {
+            profile.nanos(Kernel::AddNorm, &[rows])
         }
     }
 }

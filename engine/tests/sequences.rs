@@ -160,7 +160,7 @@ fn begin<'a>(
         assert_eq!(events.len(), 1);
         Running { slot: *slot, ask, made: tokens(&events), breadth, mask: ask.goal.mask.clone() }
     };
-    Ok(events.into_iter().zip(decoded.breadths).zip(asks).map(running).collect())
+    Ok(events.into_iter().zip(decoded.candidate_counts).zip(asks).map(running).collect())
 }
 
 /// Steps of all sequences until one is over, but no more than `most`.
@@ -180,7 +180,9 @@ fn steps(
     let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
     let goals = (&goals[..], most, running.iter().find_map(|of| of.ask.row_cost));
     let made = cluster.generate_drafting(Phase::Decode, &shape, &last, goals, None)?;
-    for ((of, told), breadth) in running.iter_mut().zip(&made.tokens).zip(&made.decoded.breadths) {
+    for ((of, told), breadth) in
+        running.iter_mut().zip(&made.tokens).zip(&made.decoded.candidate_counts)
+    {
         of.made.extend(tokens(told));
         of.breadth = *breadth;
     }
@@ -275,7 +277,7 @@ fn only_one_sequence_of_a_step_is_given_more_candidates() {
         running.iter_mut().for_each(|of| of.breadth = CandidateCount::Few);
         let made = steps(&cluster, &mut running, 16).unwrap();
         assert_eq!(
-            made.decoded.breadths,
+            made.decoded.candidate_counts,
             [CandidateCount::Few, CandidateCount::Many, CandidateCount::Few]
         );
         for (of, want) in running.iter().zip(&want) {

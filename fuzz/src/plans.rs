@@ -18,7 +18,7 @@ use galaxy_model::{
 
 /// The extent of the largest model.
 const LARGEST: Extent =
-    Extent { layers: 4096, heads: 1 << 16, columns: 1 << 22, vocabulary: 1 << 24 };
+    Extent { layers: 4096, heads: 1 << 16, intermediate: 1 << 22, vocabulary: 1 << 24 };
 
 /// A plan in postcard's encoding.
 pub(crate) fn plan(bytes: &[u8]) {
@@ -42,11 +42,11 @@ pub(crate) fn plan(bytes: &[u8]) {
         let rows: u32 = own_rows(&plan, phase, plan.max_rows).iter().map(|s| s.len()).sum();
         assert_eq!(rows, plan.max_rows);
     }
-    let Extent { layers, heads, columns, vocabulary } = fitting;
+    let Extent { layers, heads, intermediate, vocabulary } = fitting;
     let devices = plan.ring.len() as u32;
-    let small = [(layers, 3), (heads, 64), (columns, 512), (vocabulary, 512), (devices, 4)];
+    let small = [(layers, 3), (heads, 64), (intermediate, 512), (vocabulary, 512), (devices, 4)];
     let small = small.iter().all(|(have, most)| have <= most);
-    if small && heads > 0 && columns > 0 && plan.tiles <= 4 && plan.max_rows <= 32 {
+    if small && heads > 0 && intermediate > 0 && plan.tiles <= 4 && plan.max_rows <= 32 {
         let head = if vocabulary > 0 {
             HeadSpec::Language { tied: true, bias: false }
         } else {
@@ -55,7 +55,7 @@ pub(crate) fn plan(bytes: &[u8]) {
         let spec = ModelSpec {
             heads,
             kv_heads: heads,
-            intermediate: columns,
+            intermediate,
             layers,
             vocabulary: vocabulary.max(1),
             head,
@@ -74,7 +74,11 @@ fn fitting(plan: &Plan) -> Extent {
     Extent {
         layers: plan.modes.last().map_or(0, |m| m.layers.end()).min(LARGEST.layers),
         heads: blocks().map(|b| b.heads.end()).max().unwrap_or(0).min(LARGEST.heads),
-        columns: blocks().map(|b| b.columns.end()).max().unwrap_or(0).min(LARGEST.columns),
+        intermediate: blocks()
+            .map(|b| b.columns.end())
+            .max()
+            .unwrap_or(0)
+            .min(LARGEST.intermediate),
         vocabulary: parts().map(|p| p.vocabulary.end()).max().unwrap_or(0).min(LARGEST.vocabulary),
     }
 }

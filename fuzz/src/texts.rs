@@ -72,7 +72,7 @@ fn ask(bytes: &[u8]) {
 
 /// Converts a token that a device reports, and checks what the client gets.
 fn told(bytes: &[u8]) {
-    let event = match galaxy_coord::fuzz::told(bytes, VOCABULARY) {
+    let event = match galaxy_coord::fuzz::token_event(bytes, VOCABULARY) {
         Ok(event) => event,
         Err(status) => return said(&galaxy_proto::fault::from_status(&status)),
     };

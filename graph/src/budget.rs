@@ -60,7 +60,7 @@ const KEYS_AT_A_TIME: u64 = 144;
 pub const POSITION_ROWS: u64 = 64;
 
 /// Bytes of a sequence's candidates and of their tiles, besides what grows with the vocabulary.
-const CHOOSING: u64 = 64 << 10;
+const SAMPLER_SCRATCH: u64 = 64 << 10;
 
 /// Bytes that the kernels of a device share.
 pub const SHARED_SCRATCH: u64 = 1 << 18;
@@ -178,7 +178,7 @@ fn most(
     // Slots may be taken in turns of two layers.
     let alike = spec.sees_alike(plan.max_rows);
     let keep = |all: u32| if alike && all > layers { layers + (all - layers) % 2 } else { all };
-    let (short_spec, short) = truncated::shortened(spec, plan, keep);
+    let (short_spec, short) = truncated::truncated(spec, plan, keep);
     let (mut at, mut cut) = (0, Vec::new());
     for run in truncated::runs(plan) {
         let (first, own) = (at, keep(run.len()));
@@ -347,7 +347,7 @@ pub fn cache(spec: &ModelSpec, cache: Cache, device: &DevicePlan) -> Bytes {
     };
     // A sequence takes a block at least.
     let texts = u64::from(cache.blocks());
-    let choosing = texts * (4 * u64::from(device.holds().vocabulary.len()) + CHOOSING);
+    let choosing = texts * (4 * u64::from(device.holds().vocabulary.len()) + SAMPLER_SCRATCH);
     Bytes(rows * row + positions + choosing)
 }
 

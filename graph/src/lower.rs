@@ -56,7 +56,7 @@ pub enum LowerError {
         limit: u32,
     },
     /// A sequence is longer than the model can read.
-    #[error("text {segment} has {rows} tokens, and {limited_by} has {limit} rows")]
+    #[error("sequence {segment} has {rows} tokens, and {limited_by} has {limit} rows")]
     Positions {
         /// The sequence's place in the batch.
         segment: usize,
@@ -98,7 +98,7 @@ pub enum LowerError {
         limit: u32,
     },
     /// Rows are to be cached of a model whose rows see later ones.
-    #[error("this model ({family}) reads whole texts at once: it cannot go on with one")]
+    #[error("this model ({family}) is not causal: it cannot continue a cached sequence")]
     WholeTexts {
         /// `model_type` of the model.
         family: String,
@@ -107,7 +107,7 @@ pub enum LowerError {
     #[error(
         "layer {layer} has parallel residuals in this model ({family}): a plan must cut both of its blocks by rows, or none"
     )]
-    Beside {
+    ParallelResidual {
         /// `model_type` of the model.
         family: String,
         /// The first layer that is cut so.
@@ -344,7 +344,7 @@ pub(crate) fn fits(spec: &ModelSpec, plan: &Plan) -> Result<(), LowerError> {
     match plan.modes.iter().find(|m| spec.parallel && m.attention != m.mlp) {
         Some(unlike) => {
             let layer = unlike.layers.start();
-            Err(LowerError::Beside { family: spec.family.clone(), layer })
+            Err(LowerError::ParallelResidual { family: spec.family.clone(), layer })
         }
         None => Ok(()),
     }

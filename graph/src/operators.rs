@@ -297,9 +297,9 @@ pub struct LayerOperators {
     pub up: OperatorId,
     /// The second product of the MLP.
     pub down: OperatorId,
-    /// The join after attention.
+    /// The residual addition and norm after attention.
     pub after_attention: AddNorm,
-    /// The join after the MLP; with a parallel residual it is the same as after attention.
+    /// The residual addition and norm after the MLP; with a parallel residual it is the same as after attention.
     pub after_mlp: AddNorm,
 }
 

@@ -375,7 +375,7 @@ pub fn candidates_bytes(count: u32) -> u64 {
 /// candidates for each choice of the batch follow one another, each as long as its own number of candidates says
 /// ([`candidates_bytes`]); the rest of the tile has no meaning.
 pub fn candidates_tile_bytes(shape: &BatchShape, tokens: u32) -> u64 {
-    shape.choices().map(|(_, _, breadth)| candidates_bytes(breadth.of(tokens))).sum()
+    shape.sampled().map(|(_, _, breadth)| candidates_bytes(breadth.of(tokens))).sum()
 }
 
 impl Output {

@@ -96,11 +96,11 @@ pub fn plan(
     let extent = spec.extent();
     let cuts = Cuts::of(spec, terms.formats);
     let heads = apportioned(extent.heads, cuts.heads, &weights);
-    let columns = apportioned(extent.columns, cuts.columns, &weights);
+    let columns = apportioned(extent.intermediate, cuts.columns, &weights);
     let vocabulary = apportion(extent.vocabulary, &weights);
     let stages = stages(extent.layers, &weights);
     let last = stages.iter().rposition(|layers| !layers.is_empty());
-    let all = (Span::first(extent.heads), Span::first(extent.columns));
+    let all = (Span::first(extent.heads), Span::first(extent.intermediate));
     let layers = Span::first(extent.layers);
     let ring = members.iter().enumerate().map(|(i, member)| {
         let (layers, (heads, columns), row_weight) = match terms.strategy {

@@ -18,7 +18,7 @@ pub fn runs(plan: &Plan) -> Vec<Span<Layer>> {
 
 /// The same plan for a shorter model, which has as many layers of each of [`runs`] as `keep` says for
 /// that run's length.
-pub fn shortened(spec: &ModelSpec, plan: &Plan, keep: impl Fn(u32) -> u32) -> (ModelSpec, Plan) {
+pub fn truncated(spec: &ModelSpec, plan: &Plan, keep: impl Fn(u32) -> u32) -> (ModelSpec, Plan) {
     let runs: Vec<_> = runs(plan).into_iter().map(|run| (run, keep(run.len()))).collect();
     // Where a layer of the long model stands in the short one.
     let short = |layer: u32| -> u32 {

@@ -158,7 +158,7 @@ pub enum VerifyError {
         want: String,
     },
     /// Results that do not make up what was wanted.
-    #[error("the results of text {segment} are not complete: {why}")]
+    #[error("the results of sequence {segment} are not complete: {why}")]
     Results {
         /// The segment of these results.
         segment: usize,

@@ -45,7 +45,7 @@ pub struct ModelDir {
     family: &'static Family,
     prefix: &'static str,
     /// The name of the token embedding table: of a tied head, the head's name where only that tensor is there.
-    words: &'static str,
+    token_embedding: &'static str,
     fingerprint: String,
     formats: Formats,
     /// To how many bits matrices are rounded as they are read, if they are.
@@ -228,7 +228,7 @@ impl ModelDir {
             spec,
             family,
             prefix,
-            words: top.words,
+            token_embedding: top.token_embedding,
             fingerprint,
             formats: Formats::default(),
             quantisation: None,
@@ -383,7 +383,7 @@ impl ModelDir {
             Matrix::Patch => (names.patch, 0),
             Matrix::ClassDense => (names.class_dense, 0),
             Matrix::ClassOutput => (names.class_output, 0),
-            Matrix::LanguageHead if tied => (self.words, 0),
+            Matrix::LanguageHead if tied => (self.token_embedding, 0),
             Matrix::LanguageHead => (names.language_head, 0),
         };
         let in_layer = pattern.contains("{}");
@@ -554,9 +554,9 @@ impl ModelDir {
         let absent = |what: &str| ModelError::NotInModel { what: what.to_owned() };
         let (pattern, rows) = match (table, &self.spec.positions) {
             (Table::Word, _) if self.spec.patches.is_some() => {
-                return Err(absent("table of words"));
+                return Err(absent("token embedding table"));
             }
-            (Table::Word, _) => (self.words, self.spec.vocabulary),
+            (Table::Word, _) => (self.token_embedding, self.spec.vocabulary),
             (Table::Position, Positions::Learned { rows, .. }) => {
                 (self.family.names.position, *rows)
             }
@@ -571,7 +571,7 @@ impl ModelDir {
         let bare = usize::from(!pattern.ends_with('!'));
         let (tensor, format) = self.store.tensor(&name, &shape[bare..])?;
         let (shard, offset) = (tensor.shard, tensor.offset);
-        let rounded = self.words_format().filter(|_| table == Table::Word);
+        let rounded = self.embedding_format().filter(|_| table == Table::Word);
         Ok((name.clone(), rows, Run { name, shard, format, offset, count, paired: 0, rounded }))
     }
 

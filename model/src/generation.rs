@@ -70,7 +70,7 @@ pub(crate) const FIELDS: Table = &[
     ("force_words_ids", Treatment::Only(&["[]"], "beams are not searched")),
     ("penalty_alpha", Treatment::Only(&["0"], "contrastive search is not done")),
     ("dola_layers", Treatment::Only(&[], "layers are not contrasted")),
-    ("num_return_sequences", Treatment::Only(&["1"], "one text is made of each prompt")),
+    ("num_return_sequences", Treatment::Only(&["1"], "one sequence is generated for each prompt")),
     ("max_time", Treatment::Only(&[], "texts have the time that the request gives them")),
     // These concern beam search alone.
     ("early_stopping", Treatment::Ignored),

@@ -11,7 +11,7 @@ use crate::{
 /// What the tensors of a checkpoint say about its head.
 pub(crate) struct Top {
     /// The name of the embedding table.
-    pub(crate) words: &'static str,
+    pub(crate) token_embedding: &'static str,
     /// A contradiction between config and tensors, or a missing head, for the model's author.
     pub(crate) warning: Option<String>,
 }
@@ -26,7 +26,7 @@ pub(crate) fn match_head(
 ) -> Result<Top, ModelError> {
     let names = &family.names;
     let tensor = |pattern| full(prefix, pattern, 0, ".weight");
-    let mut top = Top { words: names.word, warning: None };
+    let mut top = Top { token_embedding: names.word, warning: None };
     let missing = match &mut spec.head {
         HeadSpec::None => None,
         HeadSpec::Classes(head) => {
@@ -50,7 +50,7 @@ pub(crate) fn match_head(
                     None
                 }
                 (true, true, false) => {
-                    top.words = names.language_head;
+                    top.token_embedding = names.language_head;
                     None
                 }
                 (false, false, _) => Some(own),

@@ -170,7 +170,7 @@ impl ModelDir {
 
     /// The format to which rows of the token embedding table are rounded: that of the language head where it is tied,
     /// or else none, since devices do not hold the table.
-    pub(crate) fn words_format(&self) -> Option<WeightFormat> {
+    pub(crate) fn embedding_format(&self) -> Option<WeightFormat> {
         let to = self.quantisation().filter(|_| self.tied())?;
         to.format(Matrix::LanguageHead, self.spec().hidden)
     }

@@ -416,7 +416,7 @@ impl ModelSpec {
         Extent {
             layers: self.layers,
             heads: self.heads,
-            columns: self.intermediate,
+            intermediate: self.intermediate,
             vocabulary: match self.head {
                 HeadSpec::Language { .. } => self.vocabulary,
                 _ => 0,
@@ -460,7 +460,7 @@ impl ModelSpec {
 
     /// Whether rotary positions depend on the length of a text (LongRoPE), so that rows of the same beginning differ
     /// between texts.
-    pub fn turns_by_length(&self) -> bool {
+    pub fn rotates_by_length(&self) -> bool {
         let long = |of: &Positions| matches!(of, Positions::Rotary { long: Some(_), .. });
         long(&self.positions) || self.local_positions.as_ref().is_some_and(long)
     }

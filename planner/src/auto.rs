@@ -65,7 +65,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     let other = |ranked: &Ranked| reasons::another(&ranked.candidate.plan, &first.candidate.plan);
     let other = ranked.into_iter().find(other);
     // Reasons are those of what takes longer.
-    let made = f64::from(request.made(&first.candidate.plan)) * first.prediction.token;
+    let made = f64::from(request.generated_tokens(&first.candidate.plan)) * first.prediction.token;
     let mut rings = if made > first.prediction.latency / 2.0 { single } else { rings };
     let left_out = left_out::left_out(&mut rings, &first);
     let advice = match strategy {

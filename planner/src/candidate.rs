@@ -48,7 +48,7 @@ pub(crate) fn ring(
     let spec = request.spec;
     let extent = spec.extent();
     let heads = spans(&split.heads, units.heads, extent.heads);
-    let columns = spans(&split.columns, units.columns, extent.columns);
+    let columns = spans(&split.columns, units.columns, extent.intermediate);
     let vocabulary = spans(&split.vocabulary, units.vocabulary, extent.vocabulary);
     let modes = modes(spec.layers, by_rows);
     let ring = members.iter().enumerate().map(|(at, &member)| {
@@ -63,7 +63,7 @@ pub(crate) fn ring(
             },
             columns: match (whole(run.mlp), rows > 0) {
                 (false, _) => columns[at],
-                (true, true) => Span::first(extent.columns),
+                (true, true) => Span::first(extent.intermediate),
                 (true, false) => Span::empty(),
             },
         });

@@ -160,7 +160,7 @@ pub(crate) fn loads(request: &Request<'_>, most: usize) -> Vec<Load> {
     let limit = request.spec.position_limit().min(request.allowed.max_rows).max(1);
     let load = |(length, share): (f64, f64)| {
         let text = (length.round() as u32).clamp(1, limit);
-        let texts = request.together(text);
+        let texts = request.batch_size(text);
         Load { texts, text, share: share * f64::from(request.texts()) / f64::from(texts) }
     };
     merged.into_iter().map(load).collect()
@@ -279,7 +279,7 @@ impl Tables {
         let rows = of_rows(&|_, own| {
             nanos(Kernel::Embed, &[own])
                 + norm * nanos(Kernel::Norm, &[own])
-                + joins * layers * tiles * nanos(Kernel::Join, &[own / tiles])
+                + joins * layers * tiles * nanos(Kernel::AddNorm, &[own / tiles])
                 + nanos(Kernel::Export, &[own])
         });
         let alone = devices == 1;
@@ -336,7 +336,7 @@ pub(crate) fn problem(
         Exchange::Direct => 1.0,
     };
     let latency = seats.iter().map(|s| s.reach.latency).fold(0.0, f64::max);
-    let mut sides = Vec::with_capacity(d);
+    let mut devices = Vec::with_capacity(d);
     let mut short: Option<Missing> = None;
     for (at, seat) in seats.iter().enumerate() {
         let base = |owner: bool| {
@@ -346,7 +346,8 @@ pub(crate) fn problem(
         let owner = base(true) <= seat.budget;
         let Some(room) = seat.budget.checked_sub(base(owner)) else {
             let bytes = base(owner) - seat.budget;
-            short = short.filter(|m| m.bytes >= bytes).or(Some(Missing { bytes, side: Some(at) }));
+            short =
+                short.filter(|m| m.bytes >= bytes).or(Some(Missing { bytes, device: Some(at) }));
             continue;
         };
         let t = seat.tables;
@@ -374,7 +375,7 @@ pub(crate) fn problem(
             bytes: bytes.to_vec(),
         };
         let moved_by_mlp = if spec.parallel { 0.0 } else { moved };
-        sides.push(DeviceCurves {
+        devices.push(DeviceCurves {
             heads: with(&t.heads, &held.heads, moved),
             columns: with(&t.columns, &held.columns, moved_by_mlp),
             vocabulary: CostCurve { nanos: t.vocabulary.clone(), bytes: held.vocabulary.clone() },
@@ -398,19 +399,19 @@ pub(crate) fn problem(
     };
     let fixed = if alone { 0.0 } else { sequence * hops * latency * (1.0 - 2.0 * kv).max(0.0) };
     let units_of =
-        |of: fn(&DeviceCurves) -> &CostCurve| sides.first().map_or(0, |s| of(s).nanos.len() - 1);
+        |of: fn(&DeviceCurves) -> &CostCurve| devices.first().map_or(0, |s| of(s).nanos.len() - 1);
     Ok(Problem {
         heads: units_of(|s| &s.heads),
         columns: units_of(|s| &s.columns),
         vocabulary: units_of(|s| &s.vocabulary),
-        sides,
+        devices,
         rows: n,
         attention: f64::from(cut.attention),
         mlp: f64::from(cut.mlp),
         carried: sequence * kv * part,
         fixed,
         tiles: f64::from(means.tiles),
-        beside: spec.parallel,
+        parallel_residual: spec.parallel,
     })
 }
 

@@ -150,7 +150,7 @@ impl Costs for ProfileCosts<'_> {
                 let heads = f64::from(heads.len());
                 texts.map(|(q, pairs)| device.nanos(Kernel::Attend, &[q, pairs / q, heads])).sum()
             }
-            OpKind::AddNorm { .. } => rows(Kernel::Join, write),
+            OpKind::AddNorm { .. } => rows(Kernel::AddNorm, write),
             OpKind::Export { staged: true } | OpKind::Add => rows(Kernel::ExportAdd, write),
             OpKind::Export { staged: false } => rows(Kernel::Export, write),
             OpKind::Import => rows(Kernel::Import, write),

@@ -14,7 +14,7 @@ pub fn algorithm(problem: &Problem) -> Result<Split, Split> {
     let whole = |times: &[f64]| times.last().copied().unwrap_or(0.0);
     // Equation 6: one over the time of a whole attention block and a whole MLP block.
     let times: Vec<f64> =
-        problem.sides.iter().map(|s| whole(&s.heads.nanos) + whole(&s.columns.nanos)).collect();
+        problem.devices.iter().map(|s| whole(&s.heads.nanos) + whole(&s.columns.nanos)).collect();
     let least = times.iter().copied().filter(|&t| t > 0.0).fold(f64::INFINITY, f64::min);
     let capacity: Vec<u32> = times
         .iter()
@@ -24,7 +24,7 @@ pub fn algorithm(problem: &Problem) -> Result<Split, Split> {
         let spans = apportion::<Column>(total as u32, weights);
         spans.iter().map(|s| s.len() as usize).collect()
     };
-    let owners: Vec<u32> = problem.sides.iter().map(|s| u32::from(s.owner)).collect();
+    let owners: Vec<u32> = problem.devices.iter().map(|s| u32::from(s.owner)).collect();
     let mut split = Split {
         heads: share(problem.heads, &capacity),
         columns: share(problem.columns, &capacity),
@@ -35,12 +35,12 @@ pub fn algorithm(problem: &Problem) -> Result<Split, Split> {
     balance(problem, &mut split, &capacity, |s| &mut s.columns);
     balance(problem, &mut split, &capacity, |s| &mut s.heads);
     split.cost = problem.price(&split);
-    let out = (0..problem.sides.len()).any(|d| above(problem, &split, d));
+    let out = (0..problem.devices.len()).any(|d| above(problem, &split, d));
     if out { Err(split) } else { Ok(split) }
 }
 
 fn above(problem: &Problem, split: &Split, d: usize) -> bool {
-    problem.bytes(split, d) > problem.sides[d].room
+    problem.bytes(split, d) > problem.devices[d].room
 }
 
 /// Lines 9 to 19: until no device of the list is out of memory, those that are hand what is too much
@@ -51,11 +51,11 @@ fn balance(
     capacity: &[u32],
     part: fn(&mut Split) -> &mut Vec<usize>,
 ) {
-    let mut list: Vec<usize> = (0..problem.sides.len()).collect();
+    let mut list: Vec<usize> = (0..problem.devices.len()).collect();
     loop {
         let out: Vec<usize> = list.iter().copied().filter(|&d| above(problem, split, d)).collect();
         let has_room = |&d: &usize| {
-            let side: &DeviceCurves = &problem.sides[d];
+            let side: &DeviceCurves = &problem.devices[d];
             problem.bytes(split, d) < side.room
         };
         let free: Vec<usize> = list.iter().copied().filter(has_room).collect();

@@ -150,7 +150,7 @@ fn megatron(rings: &mut Rings<'_>, limit: f64) -> Result<Candidate, PlanningErro
     let Cuts { heads, columns } = rings.cuts;
     let split = Split {
         heads: equal(extent.heads.div_ceil(heads)),
-        columns: equal(extent.columns.div_ceil(columns)),
+        columns: equal(extent.intermediate.div_ceil(columns)),
         vocabulary: equal(extent.vocabulary),
         rows: vec![1; n],
         cost: 0.0,

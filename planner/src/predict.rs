@@ -67,7 +67,7 @@ impl Run {
 /// When a profile is missing, or the plan cannot be lowered.
 pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, PlanningError> {
     let mut mean = Run::nothing(plan);
-    let (mut token, made) = (0.0, request.made(plan));
+    let (mut token, made) = (0.0, request.generated_tokens(plan));
     for cost_model::Load { texts, text: rows, share } in cost_model::loads(request, LENGTHS) {
         let wanted = request.workload.wanted;
         let segment = |slot| Segment { slot, context_len: 0, cached: false, rows, wanted };
@@ -107,7 +107,7 @@ fn run(
         // Whole: stages are unlike one another, and so are layers of which not all stays, or some see less.
         return Ok(simulated(request, spec, plan, phase, shape)?.0);
     }
-    let (short_spec, short) = truncated::shortened(spec, plan, |all| all.min(layers));
+    let (short_spec, short) = truncated::truncated(spec, plan, |all| all.min(layers));
     let (mut all, steps) = simulated(request, &short_spec, &short, phase, shape)?;
     let mut end = 0;
     for run in truncated::runs(plan) {

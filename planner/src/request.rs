@@ -80,7 +80,7 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// How many texts of so many tokens go through the devices together: no more than a program has rows
     /// for.
-    pub(crate) fn together(&self, tokens: u32) -> u32 {
+    pub(crate) fn batch_size(&self, tokens: u32) -> u32 {
         self.texts().min(self.allowed.max_rows / tokens.max(1)).max(1)
     }
 
@@ -91,7 +91,7 @@ impl Request<'_> {
     }
 
     /// Tokens that are generated for each sequence under a plan; 0 without a KV cache.
-    pub(crate) fn made(&self, plan: &Plan) -> u32 {
+    pub(crate) fn generated_tokens(&self, plan: &Plan) -> u32 {
         if plan.cache.rows > 0 { self.workload.generated } else { 0 }
     }
 }

@@ -65,8 +65,8 @@ impl By {
             Self::Paper => paper::algorithm(problem).map_err(|split| worst(problem, &split)),
             Self::Equal => {
                 let split = equal(problem);
-                let fits = |d| problem.bytes(&split, d) <= problem.sides[d].room;
-                let all = (0..problem.sides.len()).all(fits);
+                let fits = |d| problem.bytes(&split, d) <= problem.devices[d].room;
+                let all = (0..problem.devices.len()).all(fits);
                 if all { Ok(split) } else { Err(worst(problem, &split)) }
             }
         }
@@ -218,11 +218,11 @@ impl<'a> Rings<'a> {
         let same =
             |known: &&Slowest| known.tiles == tiles && known.wire == wire && known.reach == reach;
         if let Some(known) = self.slowest.iter().find(same) {
-            return problem.bound_beside(known.nanos);
+            return problem.bound_with(known.nanos);
         }
         let (members, nanos) = (ring.members.to_vec(), problem.slowest());
         self.slowest.push(Slowest { members, reach: reach.to_vec(), tiles, wire, nanos });
-        problem.bound_beside(nanos)
+        problem.bound_with(nanos)
     }
 
     /// A lower bound of what any plan of any set of these devices costs: each computes as if it were
@@ -290,9 +290,9 @@ impl<'a> Rings<'a> {
     /// When none fits; or a link has no profile.
     pub fn expected(&mut self, ring: Ring<'_>) -> Result<Candidate, PlanningError> {
         let reach = self.reaches(ring)?;
-        let drafted = self.draft(ring, &reach, &[], Strategy::Auto, By::Exact);
+        let found = self.candidate(ring, &reach, &[], Strategy::Auto, By::Exact);
         let (_, split, plan) =
-            drafted.map_err(|missing| self.missing(ring, Strategy::Auto, missing))?;
+            found.map_err(|missing| self.missing(ring, Strategy::Auto, missing))?;
         Ok(Candidate { plan, needs: Vec::new(), closed_form: split.cost })
     }
 
@@ -310,16 +310,16 @@ impl<'a> Rings<'a> {
         let mut corrections = vec![0i64; ring.members.len()];
         let mut last = None;
         for _ in 0..ATTEMPTS {
-            let drafted = self.draft(ring, &reach, &corrections, strategy, by);
+            let found = self.candidate(ring, &reach, &corrections, strategy, by);
             let (problem, split, plan) =
-                drafted.map_err(|missing| self.missing(ring, strategy, missing))?;
+                found.map_err(|missing| self.missing(ring, strategy, missing))?;
             let expected = |place: usize, granted: u64| {
-                granted - problem.sides[place].room + problem.bytes(&split, place)
+                granted - problem.devices[place].room + problem.bytes(&split, place)
             };
             let far_below = ring.members.iter().enumerate().all(|(place, &m)| {
                 let granted = self.request.offers[m].budget.0;
                 // What all of a block takes is counted only for devices that may own rows.
-                let counted = problem.sides[place].owner || split.rows[place] == 0;
+                let counted = problem.devices[place].owner || split.rows[place] == 0;
                 counted && expected(place, granted) < granted / 2
             });
             if far_below {
@@ -345,13 +345,15 @@ impl<'a> Rings<'a> {
     /// Whether no number of tiles makes this ring fit, because its weights alone do not.
     pub fn hopeless(&mut self, ring: Ring<'_>, strategy: Strategy, by: By) -> bool {
         let Ok(reach) = self.reaches(ring) else { return true };
-        let Ok((_, _, plan)) = self.draft(ring, &reach, &[], strategy, by) else { return false };
+        let Ok((_, _, plan)) = self.candidate(ring, &reach, &[], strategy, by) else {
+            return false;
+        };
         let weights = |device| budget::weights(&self.graph, self.request.formats, device);
         plan.ring.iter().any(|device| weights(device) > device.budget)
     }
 
     /// The plan of the split that `by` finds.
-    fn draft(
+    fn candidate(
         &mut self,
         ring: Ring<'_>,
         reach: &[Reach],
@@ -366,7 +368,7 @@ impl<'a> Rings<'a> {
     }
 
     fn missing(&self, ring: Ring<'_>, strategy: Strategy, missing: Missing) -> PlanningError {
-        let device = missing.side.map(|at| self.request.offers[ring.members[at]].name.clone());
+        let device = missing.device.map(|at| self.request.offers[ring.members[at]].name.clone());
         let granted: u64 = ring.members.iter().map(|&m| self.request.offers[m].budget.0).sum();
         let (count, granted) = (ring.members.len(), galaxy_common::Bytes(granted));
         let bytes = galaxy_common::Bytes(missing.bytes.max(1));
@@ -392,7 +394,7 @@ pub(crate) fn equal_parts(total: usize, n: usize) -> Vec<usize> {
 
 /// The split in equal parts.
 fn equal(problem: &Problem) -> Split {
-    let n = problem.sides.len();
+    let n = problem.devices.len();
     let share = |total: usize| equal_parts(total, n);
     let mut split = Split {
         heads: share(problem.heads),
@@ -407,7 +409,7 @@ fn equal(problem: &Problem) -> Split {
 
 /// The device that a split asks too much of most.
 fn worst(problem: &Problem, split: &Split) -> Missing {
-    let above = |d: usize| problem.bytes(split, d).saturating_sub(problem.sides[d].room);
-    let side = (0..problem.sides.len()).max_by_key(|&d| (above(d), std::cmp::Reverse(d)));
-    Missing { bytes: side.map_or(1, above).max(1), side }
+    let above = |d: usize| problem.bytes(split, d).saturating_sub(problem.devices[d].room);
+    let side = (0..problem.devices.len()).max_by_key(|&d| (above(d), std::cmp::Reverse(d)));
+    Missing { bytes: side.map_or(1, above).max(1), device: side }
 }

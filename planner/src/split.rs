@@ -61,7 +61,7 @@ pub struct DeviceCurves {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
     /// Devices in ring order.
-    pub sides: Vec<DeviceCurves>,
+    pub devices: Vec<DeviceCurves>,
     /// Units of heads to give out.
     pub heads: usize,
     /// Units of columns to give out.
@@ -82,7 +82,7 @@ pub struct Problem {
     pub tiles: f64,
     /// Whether layers have a parallel residual: then A and M together are hidden behind one W, or it
     /// behind them, and `attention` counts such layers.
-    pub beside: bool,
+    pub parallel_residual: bool,
 }
 
 /// A solution of the problem.
@@ -106,7 +106,7 @@ pub struct Missing {
     /// How many bytes are missing at least.
     pub bytes: u64,
     /// The device that lacks them, as its place in the ring; `None` if it is no single one.
-    pub side: Option<usize>,
+    pub device: Option<usize>,
 }
 
 /// The slowest device of each of the stages that memory couples.
@@ -139,7 +139,7 @@ impl Problem {
     }
 
     fn cost(&self, rows: &Rows, [a, m, v]: [f64; 3]) -> f64 {
-        let blocks = match self.beside {
+        let blocks = match self.parallel_residual {
             true => self.attention * self.overlap(a + m, rows.wire),
             false => {
                 self.attention * self.overlap(a, rows.wire) + self.mlp * self.overlap(m, rows.wire)
@@ -150,15 +150,15 @@ impl Problem {
 
     /// The closed form of a split.
     pub fn price(&self, split: &Split) -> f64 {
-        let most = |of: &dyn Fn(usize) -> f64| (0..self.sides.len()).map(of).fold(0.0, f64::max);
+        let most = |of: &dyn Fn(usize) -> f64| (0..self.devices.len()).map(of).fold(0.0, f64::max);
         let rows = Rows {
             split: Vec::new(),
-            wire: most(&|d| self.sides[d].wire[split.rows[d]]),
-            work: most(&|d| self.sides[d].rows[split.rows[d]]),
+            wire: most(&|d| self.devices[d].wire[split.rows[d]]),
+            work: most(&|d| self.devices[d].rows[split.rows[d]]),
         };
-        let a = most(&|d| self.sides[d].heads.nanos[split.heads[d]]);
-        let m = most(&|d| self.sides[d].columns.nanos[split.columns[d]]);
-        let v = most(&|d| self.sides[d].vocabulary.nanos[split.vocabulary[d]]);
+        let a = most(&|d| self.devices[d].heads.nanos[split.heads[d]]);
+        let m = most(&|d| self.devices[d].columns.nanos[split.columns[d]]);
+        let v = most(&|d| self.devices[d].vocabulary.nanos[split.vocabulary[d]]);
         self.cost(&rows, [a, m, v])
     }
 
@@ -169,14 +169,14 @@ impl Problem {
 
     /// Bytes of so many units of heads, columns and vocabulary on device `d`.
     fn held(&self, d: usize, [heads, columns, words]: [usize; 3]) -> u64 {
-        let side = &self.sides[d];
+        let side = &self.devices[d];
         side.heads.bytes[heads] + side.columns.bytes[columns] + side.vocabulary.bytes[words]
     }
 
     /// The least cost that any split could have if memory had no end. `None` where no device may own
     /// rows.
     pub fn bound(&self) -> Option<f64> {
-        self.bound_beside(self.slowest())
+        self.bound_with(self.slowest())
     }
 
     /// A, M and V if memory had no end, in nanoseconds.
@@ -185,7 +185,7 @@ impl Problem {
     }
 
     /// [`Self::bound`] where [`Self::slowest`] is known.
-    pub fn bound_beside(&self, slowest: [f64; 3]) -> Option<f64> {
+    pub fn bound_with(&self, slowest: [f64; 3]) -> Option<f64> {
         let mut best: Option<f64> = None;
         self.each_rows(|rows, wire| {
             let cost = self.cost(&rows, slowest);
@@ -211,13 +211,13 @@ impl Problem {
     /// When none fits, or none costs less.
     pub fn solve_below(&self, limit: f64) -> Result<Split, Missing> {
         // Parts together take no less than the whole.
-        if self.whole() > self.sides.iter().map(|s| s.room).sum() {
+        if self.whole() > self.devices.iter().map(|s| s.room).sum() {
             return Err(self.missing());
         }
         let rows = self.row_splits();
         if rows.is_empty() {
-            let side = (0..self.sides.len()).max_by_key(|&d| self.sides[d].room);
-            return Err(Missing { bytes: 1, side });
+            let side = (0..self.devices.len()).max_by_key(|&d| self.devices[d].room);
+            return Err(Missing { bytes: 1, device: side });
         }
         let mut best: Option<Split> = None;
         let mut offer = |stages: &Stages| {
@@ -257,13 +257,13 @@ impl Problem {
 
     fn fits(&self, stages: &Stages) -> bool {
         let units = |d: usize| [stages.heads[d], stages.columns[d], stages.vocabulary[d]];
-        (0..self.sides.len()).all(|d| self.held(d, units(d)) <= self.sides[d].room)
+        (0..self.devices.len()).all(|d| self.held(d, units(d)) <= self.devices[d].room)
     }
 
     /// The split with the least A, M and V, if memory had no end.
     fn unbounded(&self) -> Stages {
         let curve = |total: usize, of: fn(&DeviceCurves) -> &CostCurve| {
-            let times: Vec<&[f64]> = self.sides.iter().map(|s| &of(s).nanos[..]).collect();
+            let times: Vec<&[f64]> = self.devices.iter().map(|s| &of(s).nanos[..]).collect();
             let caps: Vec<usize> = times.iter().map(|t| t.len() - 1).collect();
             level(&times, &caps, vec![0; times.len()], total).unwrap_or_default()
         };
@@ -284,7 +284,7 @@ impl Problem {
 
     /// Nanoseconds of the slowest device with these units.
     fn most(&self, units: &[usize], of: fn(&DeviceCurves) -> &CostCurve) -> f64 {
-        let each = self.sides.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
+        let each = self.devices.iter().zip(units).map(|(s, &n)| of(s).nanos[n]);
         each.fold(0.0, f64::max)
     }
 
@@ -301,20 +301,20 @@ impl Problem {
     /// [`Self::row_splits`] from the least P up, each with the least W that one of those behind it may
     /// have, while `more` are wanted.
     fn each_rows(&self, mut more: impl FnMut(Rows, f64) -> bool) {
-        let n = self.sides.len();
+        let n = self.devices.len();
         let zeros = vec![0.0; self.rows + 1];
         // A device that may own none does not compute, and receives all.
         let work: Vec<&[f64]> =
-            self.sides.iter().map(|s| if s.owner { &s.rows[..] } else { &zeros[..1] }).collect();
+            self.devices.iter().map(|s| if s.owner { &s.rows[..] } else { &zeros[..1] }).collect();
         let caps: Vec<usize> = work.iter().map(|w| w.len() - 1).collect();
         let measure = |split: Vec<usize>| {
-            let wire = (0..n).map(|d| self.sides[d].wire[split[d]]).fold(0.0, f64::max);
+            let wire = (0..n).map(|d| self.devices[d].wire[split[d]]).fold(0.0, f64::max);
             let done = (0..n).map(|d| work[d][split[d]]).fold(0.0, f64::max);
             Rows { split, wire, work: done }
         };
         let Some(fastest) = level(&work, &caps, vec![0; n], self.rows).map(measure) else { return };
         let mut thresholds: Vec<f64> = self
-            .sides
+            .devices
             .iter()
             .flat_map(|s| s.wire.iter().copied())
             .filter(|&w| w < fastest.wire)
@@ -327,7 +327,7 @@ impl Problem {
         }
         // From the loosest bound on the wire to the tightest, until no rows meet it.
         while let Some(bound) = thresholds.pop() {
-            let owned = self.sides.iter().zip(&caps).map(|(side, &cap)| {
+            let owned = self.devices.iter().zip(&caps).map(|(side, &cap)| {
                 let enough = side.wire.partition_point(|&w| w > bound);
                 (enough <= cap).then_some(enough)
             });
@@ -343,9 +343,9 @@ impl Problem {
     /// The splits of the vocabulary that are tried where memory binds.
     fn vocabularies(&self, free: &Stages) -> Vec<Vec<usize>> {
         if self.vocabulary == 0 {
-            return vec![vec![0; self.sides.len()]];
+            return vec![vec![0; self.devices.len()]];
         }
-        let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.vocabulary.nanos[..]).collect();
+        let times: Vec<&[f64]> = self.devices.iter().map(|s| &s.vocabulary.nanos[..]).collect();
         let mut tried = vec![free.vocabulary.clone()];
         let most = times.iter().map(|t| t[t.len() - 1]).fold(0.0, f64::max);
         let steps = 5;
@@ -355,18 +355,18 @@ impl Problem {
             // As much as time and memory allow on those with the most room beside their part of the
             // blocks, the rest where it goes.
             let spare = |d: usize| {
-                let side = &self.sides[d];
+                let side = &self.devices[d];
                 let taken = side.heads.bytes[free.heads[d]] + side.columns.bytes[free.columns[d]];
                 side.room.saturating_sub(taken)
             };
             for beside_blocks in [true, false] {
-                let mut order: Vec<usize> = (0..self.sides.len()).collect();
+                let mut order: Vec<usize> = (0..self.devices.len()).collect();
                 order.sort_by_key(|&d| std::cmp::Reverse(spare(d)));
                 let mut left = self.vocabulary;
-                let mut units = vec![0; self.sides.len()];
+                let mut units = vec![0; self.devices.len()];
                 for d in order {
-                    let curve = &self.sides[d].vocabulary;
-                    let room = if beside_blocks { spare(d) } else { self.sides[d].room };
+                    let curve = &self.devices[d].vocabulary;
+                    let room = if beside_blocks { spare(d) } else { self.devices[d].room };
                     let fit = curve.bytes.partition_point(|&b| b <= room).saturating_sub(1);
                     let fast = curve.nanos.partition_point(|&t| t <= bound).saturating_sub(1);
                     units[d] = fit.min(fast).min(left);
@@ -383,7 +383,7 @@ impl Problem {
     /// The values that A and M may have: no less than without memory, in order.
     fn thresholds(&self, free: &Stages) -> [Vec<f64>; 2] {
         let values = |of: fn(&DeviceCurves) -> &CostCurve, from: f64| {
-            let all = self.sides.iter().flat_map(|s| of(s).nanos.iter().copied());
+            let all = self.devices.iter().flat_map(|s| of(s).nanos.iter().copied());
             let mut all: Vec<f64> = all.filter(|&t| t >= from).collect();
             all.sort_unstable_by(f64::total_cmp);
             all.dedup();
@@ -403,10 +403,10 @@ impl Problem {
         offer: &mut dyn FnMut(&Stages) -> f64,
     ) -> f64 {
         let words = |d: usize| {
-            let side = &self.sides[d];
+            let side = &self.devices[d];
             side.room.checked_sub(side.vocabulary.bytes[vocabulary[d]])
         };
-        let Some(rooms) = (0..self.sides.len()).map(words).collect::<Option<Vec<u64>>>() else {
+        let Some(rooms) = (0..self.devices.len()).map(words).collect::<Option<Vec<u64>>>() else {
             return best;
         };
         let last = self.most(vocabulary, |s| &s.vocabulary);
@@ -454,12 +454,12 @@ impl Problem {
     /// Heads within two thresholds and memory that leave room for all columns, and how many columns
     /// each device could take beside them, if there are any.
     fn knapsack(&self, a: f64, m: f64, rooms: &[u64]) -> Option<Capacity> {
-        let n = self.sides.len();
+        let n = self.devices.len();
         // For each device, the most columns beside so many heads.
         let mut beside: Vec<u32> = Vec::with_capacity(n * (self.heads + 1));
         let mut ends: Vec<usize> = Vec::with_capacity(n);
         let (mut most, mut reach) = (0, 0);
-        for (side, &room) in self.sides.iter().zip(rooms) {
+        for (side, &room) in self.devices.iter().zip(rooms) {
             let from = beside.len();
             let heads = side.heads.nanos.partition_point(|&t| t <= a);
             let columns = &side.columns.bytes;
@@ -516,7 +516,7 @@ impl Problem {
 
     /// The heads as found, and all columns beside them.
     fn filled(&self, room: &Capacity) -> Option<(Vec<usize>, Vec<usize>)> {
-        let times: Vec<&[f64]> = self.sides.iter().map(|s| &s.columns.nanos[..]).collect();
+        let times: Vec<&[f64]> = self.devices.iter().map(|s| &s.columns.nanos[..]).collect();
         let columns = level(&times, &room.columns, vec![0; times.len()], self.columns)?;
         Some((room.heads.clone(), columns))
     }
@@ -524,20 +524,20 @@ impl Problem {
     /// The bytes that are missing at least, where nothing fits.
     fn missing(&self) -> Missing {
         let each = |d: usize| {
-            let side = &self.sides[d];
+            let side = &self.devices[d];
             side.heads.bytes[0] + side.columns.bytes[0] + side.vocabulary.bytes[0]
         };
-        if let Some(d) = (0..self.sides.len()).find(|&d| each(d) > self.sides[d].room) {
-            return Missing { bytes: each(d) - self.sides[d].room, side: Some(d) };
+        if let Some(d) = (0..self.devices.len()).find(|&d| each(d) > self.devices[d].room) {
+            return Missing { bytes: each(d) - self.devices[d].room, device: Some(d) };
         }
-        let room: u64 = self.sides.iter().map(|s| s.room).sum();
-        Missing { bytes: self.whole().saturating_sub(room).max(1), side: None }
+        let room: u64 = self.devices.iter().map(|s| s.room).sum();
+        Missing { bytes: self.whole().saturating_sub(room).max(1), device: None }
     }
 
     /// Bytes of all that there is to hold, each counted on the device where it takes least.
     fn whole(&self) -> u64 {
         let whole = |of: fn(&DeviceCurves) -> &CostCurve| {
-            let each = self.sides.iter().map(|s| of(s).bytes.last().copied().unwrap_or(0));
+            let each = self.devices.iter().map(|s| of(s).bytes.last().copied().unwrap_or(0));
             each.min().unwrap_or(0)
         };
         whole(|s| &s.heads) + whole(|s| &s.columns) + whole(|s| &s.vocabulary)

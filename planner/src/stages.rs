@@ -187,7 +187,7 @@ fn stage(
             + device.nanos(Kernel::AttentionOutput, &[rows, heads * width])
             + device.nanos(Kernel::Up, &[rows, inner])
             + device.nanos(Kernel::Down, &[rows, inner])
-            + joins * device.nanos(Kernel::Join, &[rows]);
+            + joins * device.nanos(Kernel::AddNorm, &[rows]);
         parts * part
     });
     let words = f64::from(spec.extent().vocabulary);

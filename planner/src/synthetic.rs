@@ -102,7 +102,7 @@ fn device(
                 time(4.0 * pairs * width / ATTENTION, bytes)
             }
             // Read two or three rows, write one or two.
-            Kernel::Join => time(0.0, size(0) * hidden * 16.0),
+            Kernel::AddNorm => time(0.0, size(0) * hidden * 16.0),
             Kernel::ExportAdd => time(0.0, size(0) * hidden * 12.0),
             Kernel::Norm | Kernel::Embed | Kernel::Export | Kernel::Import => {
                 time(0.0, size(0) * hidden * 8.0)

@@ -169,8 +169,8 @@ impl Dice {
         }
         sides[0].owner = true;
         Problem {
-            beside: false,
-            sides,
+            parallel_residual: false,
+            devices: sides,
             heads,
             columns,
             vocabulary: 0,

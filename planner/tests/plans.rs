@@ -242,7 +242,7 @@ fn texts_beyond_one_program_are_predicted_as_several_programs() {
     let ratio = four.prediction.latency / one.prediction.latency;
     assert!((1.0..1.3).contains(&ratio), "{ratio}");
     // Sequences for which tokens are generated come one by one.
-    let mut question = making(3, 1e7);
+    let mut question = decode_question(3, 1e7);
     let single = plan(&question.request()).unwrap();
     question.workload.texts = 64;
     assert_eq!(plan(&question.request()).unwrap(), single);
@@ -258,7 +258,7 @@ fn equal_planning_requests_give_equal_plans() {
 }
 
 /// A question about prompts for which 100 tokens each are generated.
-fn making(devices: usize, rate: f64) -> Question {
+fn decode_question(devices: usize, rate: f64) -> Question {
     let spec = testing::llama(16, 2048, 32, 8);
     let mut question = Question::new(&spec, testing::devices(devices, 40.0, rate));
     question.workload.wanted = Wanted::LastLogits;
@@ -275,16 +275,16 @@ fn generation_uses_one_device_where_links_are_slow_and_more_otherwise() {
         question.profile.links.iter_mut().for_each(|link| link.latency = 2e8);
         question
     };
-    let alone = far(making(3, 1e8));
+    let alone = far(decode_question(3, 1e8));
     let planned = plan(&alone.request()).unwrap();
     assert_eq!(planned.plan.ring.len(), 1, "{}", planned.what);
-    let near = making(3, 1e8);
+    let near = decode_question(3, 1e8);
     let planned = plan(&near.request()).unwrap();
     assert!(planned.plan.ring.len() > 1, "{}", planned.what);
     let token = planned.prediction.token;
     assert!(token > 0.0 && 100.0 * token < planned.prediction.latency);
     // The same plan without tokens takes what is left.
-    let mut read = making(3, 1e8);
+    let mut read = decode_question(3, 1e8);
     read.workload.generated = 0;
     let reading = predict(&read.request(), &planned.plan).unwrap();
     assert_eq!(reading.token, 0.0);
@@ -292,7 +292,7 @@ fn generation_uses_one_device_where_links_are_slow_and_more_otherwise() {
     assert!((reading.latency / rest - 1.0).abs() < 1e-6, "{} and {rest}", reading.latency);
     // No strategy generates a sequence sooner.
     for strategy in Strategy::ALL {
-        let mut other = making(3, 1e8);
+        let mut other = decode_question(3, 1e8);
         other.allowed.strategy = strategy;
         let other = plan(&other.request()).unwrap();
         let (best, found) = (planned.prediction.latency, other.prediction.latency);
@@ -305,12 +305,12 @@ fn generation_uses_one_device_where_links_are_slow_and_more_otherwise() {
 fn more_devices_never_slow_generation() {
     let mut left_out = 0;
     for rate in [1e8, 3e7, 1e7, 5e6] {
-        let all = making(4, rate);
+        let all = decode_question(4, rate);
         let auto = plan(&all.request()).unwrap();
         left_out += 4 - auto.plan.ring.len();
         for few in 1..4 {
             for strategy in [Strategy::Auto, Strategy::Galaxy] {
-                let mut fewer = making(few, rate);
+                let mut fewer = decode_question(few, rate);
                 fewer.allowed.strategy = strategy;
                 let found = plan(&fewer.request()).unwrap();
                 // Splits of one ring that differ by a unit are as good as one another.

@@ -26,14 +26,14 @@ pub enum ConvertError {
     Prompt,
     /// A [`Sampling`](galaxy_common::Sampling) that cannot be written or read in binary form.
     #[error(
-        "how tokens are chosen cannot be read: do coordinator and worker have the same version?"
+        "the sampling settings cannot be read: do coordinator and worker have the same version?"
     )]
     Sampling,
     /// Segments that form no batch.
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// More segments than a batch may have rows.
-    #[error("{segments} texts are more than a batch of {rows} tokens can hold")]
+    #[error("{segments} sequences are more than a batch of {rows} tokens can hold")]
     Segments {
         /// The number of segments.
         segments: usize,

@@ -176,7 +176,7 @@ fn drift(
     let (hear, pace) = (told.clone(), holding.pace());
     let cluster = testbed.cluster(model.path(), Strategy::Auto, split);
     let profiles = cluster.profiles.clone();
-    let placed = stage.place_telling(cluster, model, move |notice| {
+    let placed = stage.place_with_notices(cluster, model, move |notice| {
         if let Notice::Drift { device, .. } = notice {
             hear.lock().unwrap_or_else(PoisonError::into_inner).push(device.to_string());
         }

@@ -138,7 +138,7 @@ impl Driver {
         cluster: Cluster,
         model: &Arc<ModelDir>,
     ) -> Result<Result<Placed<'_>, Refusal>> {
-        self.place_telling(cluster, model, |_| ())
+        self.place_with_notices(cluster, model, |_| ())
     }
 
     /// Like [`Driver::place`], and calls `tell` with all that the coordinator notices, as long as the model is
@@ -146,7 +146,7 @@ impl Driver {
     ///
     /// # Errors
     /// As [`Driver::place`].
-    pub fn place_telling(
+    pub fn place_with_notices(
         &self,
         cluster: Cluster,
         model: &Arc<ModelDir>,
@@ -266,7 +266,7 @@ impl Placed<'_> {
         let made = self.driver.inside(async move {
             let (listener, mut said) = mpsc::channel(1024);
             let begun = Instant::now();
-            let making = tokio::spawn(async move {
+            let generation = tokio::spawn(async move {
                 session.generate(prompt, options, Some(MAKING), listener).await;
             });
             let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
@@ -280,7 +280,7 @@ impl Placed<'_> {
                     GenerateEvent::Done { report: cost, .. } => report = Some(cost),
                 }
             }
-            drop(making.await);
+            drop(generation.await);
             Ok::<_, RequestError>(GeneratedText { tokens, at, report })
         })?;
         Ok(made?)

@@ -224,7 +224,7 @@ fn blocks(
     i: usize,
     part: (Span<Head>, Span<Column>),
 ) -> Vec<BlockAssignment> {
-    let all = (Span::first(extent.heads), Span::first(extent.columns));
+    let all = (Span::first(extent.heads), Span::first(extent.intermediate));
     if case.strategy == Strategy::Pipeline {
         let layers = stages(extent, weights)[i];
         let block = BlockAssignment { layers, heads: all.0, columns: all.1 };
@@ -257,7 +257,7 @@ pub fn plan(dir: &ModelDir, case: &GoldenCase, wire: WireType) -> Result<Plan> {
     let column = |k: usize| -> Vec<u32> { weights.iter().map(|w| w[k]).collect() };
     let extent = dir.spec().extent();
     let mut heads = apportion(extent.heads, &column(0));
-    let mut columns = apportion(extent.columns, &column(1));
+    let mut columns = apportion(extent.intermediate, &column(1));
     if case.split == Split::OneHead && case.devices > 1 {
         let rest: Vec<u32> = vec![1; case.devices - 1];
         let shift = |spans: Vec<(u32, u32)>| spans.into_iter().map(|(a, b)| (a + 1, b + 1));
@@ -272,7 +272,7 @@ pub fn plan(dir: &ModelDir, case: &GoldenCase, wire: WireType) -> Result<Plan> {
             .map(|(a, b)| Span::new(a, b))
             .collect();
         columns = std::iter::once((0, 1))
-            .chain(shift(cut(extent.columns)))
+            .chain(shift(cut(extent.intermediate)))
             .map(|(a, b)| Span::new(a, b))
             .collect();
     }

@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// Two devices, a link between them, and on each a worker of ours and one of the reference.
 struct Pair {
     workers: Vec<Process>,
-    desk: Identity,
+    coordinator: Identity,
     network: crate::network::NetworkGuard,
     _work: tempfile::TempDir,
 }
@@ -116,15 +116,15 @@ impl Pair {
             }
         }
         let desk = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
-        Ok(Self { workers, desk, network, _work: work })
+        Ok(Self { workers, coordinator: desk, network, _work: work })
     }
 
     fn measure(&self, samples: usize, mbit: u64) -> Result<()> {
         let take = || -> Result<Vec<(LinkType, Vec<[Sample; 2]>)>> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
-                let ours = ProbeClient::sit(&self.desk, PORTS[0]).await?;
-                let reference = ProbeClient::sit(&self.desk, PORTS[1]).await?;
+                let ours = ProbeClient::sit(&self.coordinator, PORTS[0]).await?;
+                let reference = ProbeClient::sit(&self.coordinator, PORTS[1]).await?;
                 let mut all: Vec<_> = LinkType::ALL.map(|link| (link, Vec::new())).into();
                 for taken in 0..samples {
                     // The two ways take turns: what changes about the machine changes for both.

@@ -24,7 +24,7 @@ const MOST: u32 = 64;
 /// A decode burst that was checked, and whether each step is reported.
 pub(crate) struct Decode {
     burst: Burst,
-    tell: bool,
+    report_steps: bool,
 }
 
 fn wrong(why: String) -> WorkerError {
@@ -45,9 +45,9 @@ impl Decode {
     /// Checks a burst against the batch that it begins with.
     pub(crate) fn read(burst: v1::Burst, shape: &BatchShape) -> Result<Self, WorkerError> {
         let (tell, burst) = (burst.tell, Burst::from(burst));
-        let mut slots: Vec<u32> = shape.choices().map(|(_, segment, _)| segment.slot).collect();
+        let mut slots: Vec<u32> = shape.sampled().map(|(_, segment, _)| segment.slot).collect();
         slots.sort_unstable();
-        let (goals, choices) = (burst.goals.len(), shape.choices().count());
+        let (goals, choices) = (burst.goals.len(), shape.sampled().count());
         let longest = burst.goals.iter().map(|goal| goal.count).max().unwrap_or(0);
         let why = if goals == 0 || goals != choices {
             format!("{goals} sequences are to get tokens, and {choices} of the batch want some")
@@ -64,7 +64,7 @@ impl Decode {
         } else if longest > 1 && shape.rows() as usize != goals {
             "more than one token is generated from single rows only".to_owned()
         } else {
-            return Ok(Self { burst, tell });
+            return Ok(Self { burst, report_steps: tell });
         };
         Err(wrong(why))
     }
@@ -87,12 +87,14 @@ impl Decode {
         active: &Active,
         events: &Events,
     ) -> Result<(Generated, Vec<u32>), WorkerError> {
-        let Self { burst: Burst { phase, goals, steps, row_cost }, tell } = self;
+        let Self { burst: Burst { phase, goals, steps, row_cost }, report_steps: tell } = self;
         match job.binding.inputs {
             Inputs::Tokens(_) => {}
-            Inputs::Typed { .. } => return Err(wrong("a pair of texts does not go on".to_owned())),
+            Inputs::Typed { .. } => {
+                return Err(wrong("a pair of sequences cannot be continued".to_owned()));
+            }
             Inputs::Patches { .. } => {
-                return Err(wrong("a model of images makes no text".to_owned()));
+                return Err(wrong("a model of images generates no text".to_owned()));
             }
         }
         let most = budget::sequences(&active.plan);

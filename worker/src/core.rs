@@ -63,7 +63,7 @@ pub(crate) struct ModelContent {
     /// What is known of the model directories that were compared with a manifest.
     pub(crate) own: ProvenModels,
     /// Where tasks wait for a coordinator that brings a model.
-    pub(crate) desk: ModelServerSlot,
+    pub(crate) model_server: ModelServerSlot,
     /// What this device can give other devices of the model.
     pub(crate) shared: Mutex<Option<Shared>>,
     /// Places for devices that fetch from this one.
@@ -91,7 +91,7 @@ impl Core {
             models,
             cache,
             own: ProvenModels::default(),
-            desk: ModelServerSlot::default(),
+            model_server: ModelServerSlot::default(),
             shared: Mutex::default(),
             callers: Arc::new(Semaphore::new(CALLERS)),
         };

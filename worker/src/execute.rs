@@ -307,7 +307,11 @@ fn typed(
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
-    let Ran { report, tokens, decoded: Decoded { counts, breadths, steps, rows, last } } = ran;
+    let Ran {
+        report,
+        tokens,
+        decoded: Decoded { counts, candidate_counts: breadths, steps, rows, last },
+    } = ran;
     let wanted = |breadth: CandidateCount| v1::Wanted::from(Wanted::Token(breadth)).into();
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;

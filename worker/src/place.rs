@@ -17,7 +17,7 @@ use crate::{
     core::Core,
     error::WorkerError,
     ring::Formation,
-    running::{Active, HeldKey, LOWERED, LoadedShard},
+    running::{Active, LOWERED, LoadedShard, ShardKey},
     state::{Refusal, WorkerState},
     tasks::{blocking, lock, on_thread},
 };
@@ -116,7 +116,7 @@ impl PlacementProgress {
 
     /// Asks the coordinator to call with the model.
     async fn want(&self, core: &Core) -> Result<oneshot::Receiver<ModelServer>, WorkerError> {
-        let waiting = core.content.desk.wait();
+        let waiting = core.content.model_server.wait();
         let event = v1::place_event::Event::Wanted(v1::ModelWanted {});
         let wanted = self.events.send(Ok(v1::PlaceEvent { event: Some(event) })).await;
         wanted.map(|()| waiting).map_err(|_| WorkerError::GivenUp)
@@ -490,7 +490,7 @@ async fn hold(
     let (device, cache) = (request.device(), request.plan.cache);
     // No more kernel threads than the device grants, whatever a plan says.
     let threads = device.threads.clamp(1, core.grant.threads);
-    let key = HeldKey {
+    let key = ShardKey {
         fingerprint: model.fingerprint().to_owned(),
         activations: request.plan.activations,
         holds: device.holds().into_owned(),
@@ -527,7 +527,7 @@ async fn hold(
             // Weights that come from disk are read again.
             let held = old.key.streaming.is_none() && key.streaming.is_none();
             // Matrices that are held in blocks are no part of those that are held as f32.
-            let exact = |key: &HeldKey| key.activations == Activations::F32;
+            let exact = |key: &ShardKey| key.activations == Activations::F32;
             let alike = exact(&old.key) == exact(&key);
             held && alike && old.key.fingerprint == key.fingerprint && way.peak <= granted
         };

@@ -115,8 +115,8 @@ pub(crate) async fn probe(
     let peer = DeviceName::new(name).map_err(|_| WorkerError::NoPeer)?;
     let measuring = Measuring::begin(core)?;
     let at = PeerAddress { address, plain_port: u16::try_from(plain_port).unwrap_or(0) };
-    let hello = ProbeHandshake { name: core.name.clone() };
-    let stream = core.ring.dial_probe(&core.identity, &hello, peer.clone(), at, link).await?;
+    let handshake = ProbeHandshake { name: core.name.clone() };
+    let stream = core.ring.dial_probe(&core.identity, &handshake, peer.clone(), at, link).await?;
     let failed = |why: String| WorkerError::Probe { peer: peer.clone(), why };
     let closer = stream.closer().map_err(|error| failed(error.to_string()))?;
     let _closing = Closing(closer);

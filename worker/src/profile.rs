@@ -96,7 +96,7 @@ async fn measured(
     let opened = match blocking(open).await? {
         Ok(model) => (Arc::new(model), None),
         Err(error) if core.content.cache.is_some() && error.is_absent_model() => {
-            let waiting = core.content.desk.wait();
+            let waiting = core.content.model_server.wait();
             let wanted = v1::profile_event::Event::Wanted(v1::ModelWanted {});
             let told = events.send(Ok(v1::ProfileEvent { event: Some(wanted) })).await;
             told.map_err(|_| WorkerError::MeasuringGivenUp)?;

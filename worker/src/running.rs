@@ -45,14 +45,14 @@ pub(crate) struct Running {
 
 /// A shard in memory, inside the executor that runs it.
 pub(crate) struct LoadedShard {
-    pub(crate) key: HeldKey,
+    pub(crate) key: ShardKey,
     pub(crate) executor: Arc<Executor>,
     pub(crate) bytes: Bytes,
 }
 
 /// What must be equal for a shard to be used again.
 #[derive(Clone, PartialEq)]
-pub(crate) struct HeldKey {
+pub(crate) struct ShardKey {
     pub(crate) fingerprint: String,
     /// The values to which rows are rounded: where they stay f32, weights in blocks are held as f32
     /// too.

@@ -108,7 +108,7 @@ impl Worker for Control {
     ) -> Answer<Self::SupplyStream> {
         let peer = require(Role::Coordinator, &request)?;
         tracing::debug!(%peer, "brings a model");
-        let wants = self.0.content.desk.arrive(request.into_inner()).ok_or_else(|| {
+        let wants = self.0.content.model_server.arrive(request.into_inner()).ok_or_else(|| {
             let why = "this worker waits for no model";
             to_status(Code::FailedPrecondition, Fault::new("not_wanted", why, false))
         })?;

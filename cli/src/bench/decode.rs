@@ -104,7 +104,7 @@ pub fn measured(args: &DecodeArgs) -> Result<Findings, Failure> {
         let shape = BatchShape::new(vec![segment]).map_err(|e| Failure::new(e.to_string()))?;
         let goals = [Goal { count, ..Goal::default() }];
         let made = cluster.generate_steps(phase, &shape, tokens, &goals, None).map_err(failed)?;
-        breadth = made.decoded.breadths[0];
+        breadth = made.decoded.candidate_counts[0];
         Ok::<LocalGeneration, Failure>(made)
     };
     let last = |made: &LocalGeneration| made.tokens[0].last().map_or(0, |told| told[0] as u32);

@@ -8,12 +8,12 @@ pub struct Usage {
     pub prompt: u64,
     /// Tokens of prompts whose rows were in the KV cache already.
     pub cached: u64,
-    pub made: u64,
+    pub generated: u64,
 }
 
 impl Usage {
     fn json(self) -> Value {
-        let Self { prompt, cached, made } = self;
+        let Self { prompt, cached, generated: made } = self;
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": made,

@@ -80,7 +80,7 @@ impl Chat {
         match for_tools.or(self.default.as_ref()) {
             Some(template) => template.text(messages, arguments),
             None if self.names.is_empty() => Err(ApiError::bad(
-                "the model has no chat template: ask it to go on with a text (/v1/completions, galaxy generate)",
+                "the model has no chat template: have it continue a prompt (/v1/completions, galaxy generate)",
             )),
             None => Err(ApiError::bad(format!(
                 "of the model's chat templates, {}, none is called default; put the one that you mean into \

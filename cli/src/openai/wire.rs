@@ -25,10 +25,10 @@ const PROMPTS: &str = "a text, a list of texts, a list of token ids, or a list o
 /// Parameters of generation that would change the answer and are not supported: the values that ask for nothing, as
 /// JSON, and why others are refused. They are OpenAI's, then those that vLLM and llama.cpp add to them.
 const NOT_DONE: &[(&str, &[&str], &str)] = &[
-    ("n", &["1"], "one choice is made of each prompt"),
-    ("best_of", &["1"], "one choice is made of each prompt"),
+    ("n", &["1"], "one choice is generated for each prompt"),
+    ("best_of", &["1"], "one choice is generated for each prompt"),
     ("echo", &["false"], "prompts are not repeated"),
-    ("suffix", &["\"\""], "texts are made behind their prompt only"),
+    ("suffix", &["\"\""], "only continuations of the prompt are generated"),
     ("logprobs", &["false"], "log-probabilities are not given here"),
     ("top_logprobs", &["0"], "log-probabilities are not given here"),
     ("tools", &["[]"], "tools are not called"),

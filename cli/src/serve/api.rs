@@ -314,7 +314,7 @@ impl Texts {
             }
             match self.text.next().await? {
                 Some(Generated::Token(token)) => {
-                    self.usage.made += 1;
+                    self.usage.generated += 1;
                     return Ok(Some((self.index, TextEvent::Text(token.text))));
                 }
                 Some(Generated::Done(done)) => {

@@ -46,7 +46,7 @@ fn plans_with_invalid_rows_or_blocks_are_refused() {
             streaming: None,
         }],
     };
-    let extent = Extent { layers: 1, heads: 2, columns: 4, vocabulary: 0 };
+    let extent = Extent { layers: 1, heads: 2, intermediate: 4, vocabulary: 0 };
     assert_eq!(plan.validate(extent), Ok(()));
     for rows in [0, MAX_ROWS + 1, u32::MAX] {
         plan.max_rows = rows;

@@ -1,7 +1,7 @@
 //! A fleet of workers on other machines, over gRPC.
 //!
-//! One task, the driver, owns the membership, performs its actions and keeps the board that
-//! everyone else reads. Executions read the board and watch the readiness.
+//! One task, the driver, owns the membership, performs its actions and keeps the device table that
+//! everyone else reads. Executions read the table and watch the readiness.
 
 mod calls;
 mod device_table;
@@ -20,7 +20,7 @@ use crate::{
     drift::{Change, Sample},
     error::RequestError,
     membership::{Event, Index, Now},
-    model_server::Supplier,
+    model_server::ModelServer,
     placement::{self, Placement, PlacementError},
 };
 use device_table::DeviceTable;
@@ -69,7 +69,7 @@ pub(crate) struct Shared {
     planning: Planning,
     model: Arc<ModelDir>,
     identity: Identity,
-    supplier: Arc<Supplier>,
+    model_server: Arc<ModelServer>,
     lowered: Dispatches,
     device_table: Mutex<DeviceTable>,
     readiness: watch::Sender<Readiness>,
@@ -172,7 +172,7 @@ impl RemoteFleet {
             device_table: Mutex::new(table),
             cluster: RwLock::new(Arc::new(cluster)),
             planning,
-            supplier: Arc::new(Supplier::new(model.opened())),
+            model_server: Arc::new(ModelServer::new(model.opened())),
             model,
             identity,
             readiness: watch::Sender::new(waiting),
@@ -241,7 +241,7 @@ impl Fleet for RemoteFleet {
         let now = self.shared.now();
         let cluster = self.shared.cluster();
         let table = self.shared.device_table();
-        // Of one that has just joined the board does not know yet.
+        // Of one that has just joined the device table does not know yet.
         let devices = cluster.devices.iter().enumerate();
         let devices = devices.filter(|(index, _)| table.shows(*index));
         devices.map(|(index, device)| table.view(index, device, now)).collect()

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, DeviceConfig},
-    model_server::Supplier,
+    model_server::ModelServer,
 };
 use futures_util::future::join_all;
 use galaxy_common::{ClusterProfile, DeviceName, DeviceProfile, printable::line};
@@ -30,7 +30,7 @@ const WHOLE: Duration = Duration::from_secs(180);
 const MAX_WORDS: usize = 200;
 
 /// What supplies the model to a worker without it, and the identity that is used for that.
-type Supplying<'a> = (Arc<Supplier>, &'a Identity);
+type ModelServerAs<'a> = (Arc<ModelServer>, &'a Identity);
 
 /// Profiles of every device of a cluster for a model, and of the links between them: from the
 /// store where it has them, else measured, and then stored.
@@ -50,7 +50,7 @@ pub async fn collect(
 ) -> Result<ClusterProfile, CollectError> {
     let reached = join_all(cluster.devices.iter().map(|device| reach(device, identity))).await;
     let reached: Vec<Reached> = reached.into_iter().collect::<Result<_, _>>()?;
-    let supplier = (Arc::new(Supplier::new(model.path())), identity);
+    let supplier = (Arc::new(ModelServer::new(model.path())), identity);
     let devices = devices(cluster, (model, supplier), store, wanted, &reached, progress).await?;
     let links = links(store, wanted, &reached, progress).await?;
     Ok(ClusterProfile { devices, links })
@@ -66,7 +66,7 @@ pub async fn measure_each(
     progress: Listener<'_>,
 ) -> Vec<(DeviceName, CollectError)> {
     let wanted = Wanted { fresh: false, links: Vec::new() };
-    let supplier = Arc::new(Supplier::new(model.path()));
+    let supplier = Arc::new(ModelServer::new(model.path()));
     let one = async |device: &DeviceConfig| {
         let reached = reach(device, identity).await?;
         let from = (model, (supplier.clone(), identity));
@@ -79,7 +79,7 @@ pub async fn measure_each(
 
 async fn devices(
     cluster: &Cluster,
-    (model, supplier): (&ModelDir, Supplying<'_>),
+    (model, supplier): (&ModelDir, ModelServerAs<'_>),
     store: &Store,
     wanted: &Wanted,
     reached: &[Reached],
@@ -137,7 +137,7 @@ async fn devices(
 async fn device(
     mut worker: Reached,
     max_rows: u32,
-    (model, (supplier, identity)): (&ModelDir, Supplying<'_>),
+    (model, (supplier, identity)): (&ModelDir, ModelServerAs<'_>),
     progress: Listener<'_>,
 ) -> Result<DeviceProfile, CollectError> {
     let name = worker.device.name.clone();

@@ -3,8 +3,8 @@
 use super::{
     AGAIN, Report, SOONER, Session, Tensor,
     batch::{Batch, Sequence, pack, readable},
+    batch_queue::Shared,
     stepped::Stepped,
-    together::Shared,
 };
 use crate::{
     admission::{Ticket, Turn},
@@ -97,8 +97,8 @@ impl<'a> QueuedRequest<'a> {
         let (session, waiting) = (self.session, Instant::now());
         let mut alone = false;
         loop {
-            let together = &session.inner.together;
-            let mut place = together.wait(session.caller.who(), batch, wanted, self.deadline);
+            let batch_queue = &session.inner.batch_queue;
+            let mut place = batch_queue.wait(session.caller.who(), batch, wanted, self.deadline);
             let mut runs = false;
             let answered = loop {
                 tokio::select! {
@@ -106,7 +106,7 @@ impl<'a> QueuedRequest<'a> {
                     answered = &mut place.answer => break answered,
                     turn = self.turn(), if !runs => {
                         match turn {
-                            Ok(turn) => session.run_together(turn, &place, alone),
+                            Ok(turn) => session.run_with_others(turn, &place, alone),
                             Err(error) if place.waits() => return Err(error),
                             Err(_) => {}
                         }

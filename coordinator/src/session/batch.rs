@@ -51,7 +51,7 @@ pub(super) fn readable(
     for (index, sequence) in sequences.iter_mut().enumerate() {
         let RowContent::Tokens(ids, types) = &mut sequence.content else { continue };
         let count = spec.readable(ids, wanted);
-        let invalid = |why| RequestError::Invalid { why: format!("text {index}: {why}") };
+        let invalid = |why| RequestError::Invalid { why: format!("sequence {index}: {why}") };
         ids.truncate(count.map_err(invalid)?);
         types.truncate(ids.len());
         sequence.rows = ids.len() as u32;
@@ -127,7 +127,7 @@ fn batch(
                 types.extend_from_slice(kinds);
                 types.resize(ids.len(), 0);
             }
-            RowContent::Patches(squares) => values.extend_from_slice(squares),
+            RowContent::Patches(patches) => values.extend_from_slice(patches),
         }
     }
     let inputs = match values.is_empty() {

@@ -97,14 +97,14 @@ impl Session {
         timeout: Option<Duration>,
         listener: Listener,
     ) {
-        let result = self.go_on(prompt, options, timeout, &listener).await;
+        let result = self.run_generation(prompt, options, timeout, &listener).await;
         self.inner.counts.end(result.is_ok());
         if let Err(error) = result {
             drop(listener.send_timeout(Err(error), PATIENCE).await);
         }
     }
 
-    async fn go_on(
+    async fn run_generation(
         &self,
         prompt: Prompt,
         options: GenerateOptions,

@@ -95,7 +95,7 @@ impl Session {
         };
         match (&self.spec().head, wanted) {
             (_, Wanted::Token(_) | Wanted::Nothing) => {
-                Err(refuse("tokens", "the raw door gives tensors: ask for logits"))
+                Err(refuse("tokens", "the run API gives tensors: ask for logits"))
             }
             (_, Wanted::Hidden | Wanted::Pooled(_)) => Ok(wanted),
             (HeadSpec::Classes(_), Wanted::Classes | Wanted::LastLogits) => Ok(Wanted::Classes),

@@ -22,7 +22,7 @@ use super::{
         wire::{self, Tile},
     },
     op_error::{NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
-    sequences::{Sequences, texts},
+    sequences::{Sequences, sequences},
 };
 use crate::{sampler::Sequence, weights::Shard};
 use ::burn::{Device, Int, Tensor, TensorData};
@@ -72,11 +72,11 @@ impl BurnEngine {
             }
             BurnDevice::Wgpu(_) | BurnDevice::Cuda(_) => None,
         };
-        let texts = texts(&shard, cache);
+        let texts = sequences(&shard, cache);
         let weights = Weights::take(&mut shard, &opened);
         let runner = Runner {
             shard,
-            texts,
+            sequences: texts,
             weights,
             device: opened,
             slots: Slots::default(),
@@ -89,7 +89,7 @@ impl BurnEngine {
 
 impl Engine for BurnEngine {
     fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
-        self.runner.texts.forget_candidates();
+        self.runner.sequences.forget_candidates();
         self.runner.slots.prepare(slots)
     }
 
@@ -110,15 +110,15 @@ impl Engine for BurnEngine {
     }
 
     fn begin(&mut self, text: &Sequence, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {
-        self.runner.texts.begin(text, blocks)
+        self.runner.sequences.begin(text, blocks)
     }
 
     fn end(&mut self, slot: u32) {
-        self.runner.texts.end(slot);
+        self.runner.sequences.end(slot);
     }
 
     fn end_all(&mut self) {
-        self.runner.texts.clear();
+        self.runner.sequences.clear();
     }
 
     fn labels(&self) -> u32 {
@@ -126,7 +126,7 @@ impl Engine for BurnEngine {
     }
 
     fn held(&self) -> (Bytes, Bytes) {
-        let kept = self.runner.texts.held();
+        let kept = self.runner.sequences.held();
         (Bytes(self.runner.weights.bytes), self.runner.slots.bytes() + kept)
     }
 }
@@ -152,7 +152,7 @@ struct Runner {
     /// The threads of the host, which write and read wire format.
     host: Threads,
     places: Vec<RowPosition>,
-    texts: Sequences,
+    sequences: Sequences,
 }
 
 impl Runner {
@@ -206,11 +206,11 @@ impl Runner {
                 let extent = Extent { start: 0, rows, columns, stride: columns };
                 let area = Area::new(&values, extent);
                 let area = area.ok_or(OpError::Why("burn gave too few values"))?;
-                self.texts.append_kv(call, attention.layer, call.reads(0)?, area)
+                self.sequences.append_kv(call, attention.layer, call.reads(0)?, area)
             }
             OpKind::TopK { tokens } => self.top_k(call, tokens, staged.output),
-            OpKind::GatherCandidates => self.texts.gather(call, staged.input),
-            OpKind::Sample => self.texts.sample(call, staged.emitted),
+            OpKind::GatherCandidates => self.sequences.gather(call, staged.input),
+            OpKind::Sample => self.sequences.sample(call, staged.emitted),
             OpKind::AddNorm { add, norm, post, partial, staged: adds } => {
                 let add = self.shard.graph.add(add).ok_or(NO_OPERATOR)?;
                 let mut residual = self.read(call, 0)?;
@@ -277,7 +277,7 @@ impl Runner {
             .map(|at| rows::values(alike(self.read(call, at)?, [1, columns])?));
         let logits: Vec<_> = logits.collect::<Result<_, _>>()?;
         let logits = |at: usize| logits.get(at).ok_or(OpError::Why("it reads too few regions"));
-        self.texts.top_k(call, tokens.start(), logits, tile)
+        self.sequences.top_k(call, tokens.start(), logits, tile)
     }
 
     fn read(&self, call: &Call<'_>, at: usize) -> Result<Tensor<2>, OpError> {
@@ -314,7 +314,7 @@ impl Runner {
         if region.columns != Span::first(embed.width) {
             return Err(OpError::Why("embeddings are whole rows"));
         }
-        let asked = |slot| self.texts.asked(slot);
+        let asked = |slot| self.sequences.prompt_tokens(slot);
         rotary::places(&call.binding.shape, region.rows, asked, &mut self.places);
         if self.places.len() != region.rows.len() as usize {
             return Err(OpError::Why("the batch has fewer rows"));
@@ -419,14 +419,14 @@ impl Runner {
             false => activate(rows),
         };
         match &of.heads {
-            Some(heads) => self.turn(call, heads, share.of(), rows),
+            Some(heads) => self.rotate(call, heads, share.of(), rows),
             None => Ok(rows),
         }
     }
 
     /// Norms queries and keys, where the model norms them, and rotates them by their positions, where it has
     /// rotary ones.
-    fn turn(
+    fn rotate(
         &mut self,
         call: &Call<'_>,
         of: &Heads,
@@ -445,8 +445,8 @@ impl Runner {
             rows = rows::norm_heads(rows, norms, width);
         }
         let Some(rotary) = &of.rotary else { return Ok(rows) };
-        let asked = |slot| self.texts.asked(slot);
-        call.turned(of, rotary, asked, &mut self.places)?;
+        let asked = |slot| self.sequences.prompt_tokens(slot);
+        call.rotary_positions(of, rotary, asked, &mut self.places)?;
         Ok(rows::rotate(rows, &self.places, rotary, heads + kv_heads, width, &self.device))
     }
 
@@ -473,9 +473,9 @@ impl Runner {
             kv_of_heads: self.weights.kv_of_heads(operator),
             relative_bias,
             device: &self.device,
-            cache: &self.texts.cache,
+            cache: &self.sequences.cache,
         };
-        self.texts.has_context(call, of.layer)?;
+        self.sequences.has_context(call, of.layer)?;
         Ok(sources.attend(&call.binding.shape, queries.rows))
     }
 

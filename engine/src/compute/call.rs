@@ -132,7 +132,7 @@ impl<'a> Call<'a> {
 
     /// Puts the place of each row that is written, and rotated, into `places`. `asked` gives the number of
     /// prompt tokens of the sequence in a slot.
-    pub(crate) fn turned(
+    pub(crate) fn rotary_positions(
         &self,
         heads: &Heads,
         rotary: &Rotary,

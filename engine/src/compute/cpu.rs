@@ -17,12 +17,12 @@ use super::{
         vector,
     },
     op_error::{NO_MATRIX, NO_OPERATOR, NOT_ITS_HEADS, NOT_ITS_TOKENS, OpError},
-    sequences::{Sequences, texts},
+    sequences::{Sequences, sequences},
 };
 use crate::{
     sampler::Sequence,
     stream::Stream,
-    weights::{AnyMatrix, HeldProduct, Shard},
+    weights::{AnyMatrix, Shard, ShardProduct},
 };
 use galaxy_common::{Bytes, Cache, Head, Share, Span};
 use galaxy_graph::{
@@ -48,7 +48,7 @@ pub struct CpuEngine {
     rotary: Vec<(Arc<Rotary>, RotaryTable)>,
     relative_bias: BiasTable,
     places: Vec<RowPosition>,
-    texts: Sequences,
+    sequences: Sequences,
     /// Scratch space for a few rows, on their way from a table, or between the two layers of a class
     /// head.
     few: Vec<f32>,
@@ -64,7 +64,7 @@ impl CpuEngine {
         let rotary = shard.graph.rotations().into_iter();
         let rotary = rotary.map(|rotary| (rotary, RotaryTable::default())).collect();
         Self {
-            texts: texts(&shard, Cache::NONE),
+            sequences: sequences(&shard, Cache::NONE),
             shard,
             threads,
             slots: Slots::default(),
@@ -80,14 +80,14 @@ impl CpuEngine {
     /// The same engine, with a KV cache of this size and type.
     #[must_use]
     pub fn with_cache(mut self, cache: Cache) -> Self {
-        self.texts = texts(&self.shard, cache);
+        self.sequences = sequences(&self.shard, cache);
         self
     }
 }
 
 impl Engine for CpuEngine {
     fn prepare(&mut self, slots: &[Slot]) -> Result<(), ComputeError> {
-        self.texts.forget_candidates();
+        self.sequences.forget_candidates();
         self.slots.prepare(slots)
     }
 
@@ -112,15 +112,15 @@ impl Engine for CpuEngine {
         if let Some(heads) = self.shard.graph.heads() {
             self.attention.expect_few(heads.width as usize);
         }
-        self.texts.begin(text, blocks)
+        self.sequences.begin(text, blocks)
     }
 
     fn end(&mut self, slot: u32) {
-        self.texts.end(slot);
+        self.sequences.end(slot);
     }
 
     fn end_all(&mut self) {
-        self.texts.clear();
+        self.sequences.clear();
     }
 
     fn labels(&self) -> u32 {
@@ -129,7 +129,7 @@ impl Engine for CpuEngine {
 
     fn held(&self) -> (Bytes, Bytes) {
         let buffer = Bytes(self.shard.streams().map_or(0, |stream| stream.bytes()));
-        (self.shard.bytes() + buffer, self.slots.held() + self.texts.held())
+        (self.shard.bytes() + buffer, self.slots.held() + self.sequences.held())
     }
 
     fn streams(&self) -> Option<Arc<Stream>> {
@@ -209,7 +209,7 @@ impl CpuEngine {
                     return Err(NOT_ITS_HEADS);
                 }
                 let keys = call.source(&self.slots, 0)?;
-                self.texts.append_kv(call, attention.layer, call.reads(0)?, keys)
+                self.sequences.append_kv(call, attention.layer, call.reads(0)?, keys)
             }
             OpKind::TopK { tokens } => {
                 if !self.shard.vocabulary().contains(tokens) {
@@ -220,13 +220,13 @@ impl CpuEngine {
                     alike(1, tokens.len() as usize, logits)?;
                     Ok(logits.row(0))
                 };
-                self.texts.top_k(call, tokens.start(), logits, staged.output)
+                self.sequences.top_k(call, tokens.start(), logits, staged.output)
             }
-            OpKind::GatherCandidates => self.texts.gather(call, staged.input),
-            OpKind::Sample => self.texts.sample(call, staged.emitted),
+            OpKind::GatherCandidates => self.sequences.gather(call, staged.input),
+            OpKind::Sample => self.sequences.sample(call, staged.emitted),
             OpKind::AddNorm { add, norm, post, partial, staged: adds } => {
                 let of = between::AddNorm { add, norm, post, partial, adds };
-                self.join(call, of, staged.input, written)
+                self.add_norm(call, of, staged.input, written)
             }
             OpKind::Export { staged: adds } => self.export(call, adds, staged),
             OpKind::Import => self.import(call, staged.input, first),
@@ -269,7 +269,7 @@ impl CpuEngine {
         if out.columns() != hidden {
             return Err(OpError::Why("embeddings are whole rows"));
         }
-        let asked = |slot| self.texts.asked(slot);
+        let asked = |slot| self.sequences.prompt_tokens(slot);
         rotary::places(&call.binding.shape, rows, asked, &mut self.places);
         if self.places.len() != rows.len() as usize {
             return Err(OpError::Why("the batch has fewer rows"));
@@ -281,7 +281,7 @@ impl CpuEngine {
         let whole = OpError::Why("embeddings are whole rows");
         let area = match embed.patches {
             Some((patches, product, class)) => {
-                let HeldProduct { matrices, bias, .. } = self.held(product)?;
+                let ShardProduct { matrices, bias, .. } = self.held(product)?;
                 let matrix = by(call, matrices.first().ok_or(NO_MATRIX)?)?;
                 let class = self.shard.vector(class).ok_or(NO_MATRIX)?;
                 let (count, width) = (out.rows(), patches.values() as usize);
@@ -341,7 +341,7 @@ impl CpuEngine {
         Ok(())
     }
 
-    fn held(&self, product: OperatorId) -> Result<&HeldProduct, OpError> {
+    fn held(&self, product: OperatorId) -> Result<&ShardProduct, OpError> {
         self.shard.product(product).ok_or(NO_OPERATOR)
     }
 
@@ -408,14 +408,14 @@ impl CpuEngine {
             rows::norm_heads(threads, norms, out.again());
         }
         if let Some(rotary) = &of_heads.rotary {
-            let asked = |slot| self.texts.asked(slot);
-            call.turned(of_heads, rotary, asked, &mut self.places)?;
+            let asked = |slot| self.sequences.prompt_tokens(slot);
+            call.rotary_positions(of_heads, rotary, asked, &mut self.places)?;
             let mut tables = self.rotary.iter_mut();
             let table = tables.find(|(known, _)| Arc::ptr_eq(known, rotary));
             let (_, table) = table.ok_or(NO_OPERATOR)?;
             table.reach_rows(rotary, &self.places);
             let (heads, width) = (heads + kv_heads, of_heads.width as usize);
-            table.turn(threads, out, &self.places, rotary.pairs, heads, width);
+            table.rotate(threads, out, &self.places, rotary.pairs, heads, width);
         }
         Ok(())
     }
@@ -431,7 +431,7 @@ impl CpuEngine {
         let kv_heads = attention.kv_heads(own);
         let Attended { queries, keys } = call.attended(attention, own.len(), kv_heads.len())?;
         let layer = attention.layer;
-        self.texts.has_context(call, layer)?;
+        self.sequences.has_context(call, layer)?;
         let area = |region| {
             let area = self.slots.area(call.program, region);
             area.ok_or(OpError::Why("what it reads is not held"))
@@ -459,7 +459,7 @@ impl CpuEngine {
             first_key: keys.rows.start(),
             layout,
             of: attention,
-            cache: Some(&self.texts.cache),
+            cache: Some(&self.sequences.cache),
             layer,
             relative_bias,
         };
@@ -567,7 +567,7 @@ fn matrix<'a>(
         let (matrix, bias) = piece.ok_or(NO_MATRIX)?;
         return Ok((matrix, Epilogue::of(bias, of.gated, activation)));
     }
-    let HeldProduct { matrices, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
+    let ShardProduct { matrices, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
     let (mut first, mut rest) = (0, matrices.iter());
     let whole = loop {
         let matrix = rest.next().ok_or(NO_MATRIX)?;

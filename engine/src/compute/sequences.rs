@@ -27,7 +27,7 @@ pub(crate) struct Sequences {
 }
 
 /// The sequences of a device with this shard: none yet.
-pub(crate) fn texts(shard: &Shard, cache: Cache) -> Sequences {
+pub(crate) fn sequences(shard: &Shard, cache: Cache) -> Sequences {
     let graph = &shard.graph;
     let kv_heads = graph.attentions().map(|(_, of)| of.kv_heads(shard.heads(of)));
     let width = graph.heads().map_or(0, |heads| heads.width);
@@ -48,8 +48,8 @@ impl Sequences {
     ) -> Result<(), ComputeError> {
         let slot = text.slot;
         self.cache.bind(slot, text.rows, blocks).map_err(|misfit| match misfit {
-            OpError::Why(why) => ComputeError::Text { slot, why },
-            _ => ComputeError::Text { slot, why: "it cannot be cached" },
+            OpError::Why(why) => ComputeError::Sequence { slot, why },
+            _ => ComputeError::Sequence { slot, why: "it cannot be cached" },
         })?;
         self.samplers.insert(slot, Sampler::new(text, self.slice));
         self.prompt_tokens.insert(slot, text.prompt.try_into().unwrap_or(u32::MAX));
@@ -76,7 +76,7 @@ impl Sequences {
     }
 
     /// The number of prompt tokens of the sequence in a slot; 0 where there is none.
-    pub(crate) fn asked(&self, slot: u32) -> u32 {
+    pub(crate) fn prompt_tokens(&self, slot: u32) -> u32 {
         self.prompt_tokens.get(&slot).copied().unwrap_or(0)
     }
 
@@ -124,7 +124,7 @@ impl Sequences {
     ) -> Result<(), OpError> {
         let mut left = tile.ok_or(NO_TILE)?;
         let ends = call.binding.ending.is_asked();
-        for (at, (_, segment, candidates)) in call.binding.shape.choices().enumerate() {
+        for (at, (_, segment, candidates)) in call.binding.shape.sampled().enumerate() {
             let logits = logits(at)?;
             let logits = logits.as_ref();
             let room = candidates_bytes(candidates.of(logits.len() as u32)) as usize;
@@ -145,7 +145,7 @@ impl Sequences {
     /// Adds the candidates of one device for all choices of the batch.
     pub(crate) fn gather(&mut self, call: &Call<'_>, tile: Option<&[u8]>) -> Result<(), OpError> {
         let mut left = tile.ok_or(NO_TILE)?;
-        for (at, _) in call.binding.shape.choices().enumerate() {
+        for (at, _) in call.binding.shape.sampled().enumerate() {
             if at == self.gathered.len() {
                 self.gathered.push(Candidates::default());
             }
@@ -164,7 +164,7 @@ impl Sequences {
     ) -> Result<(), OpError> {
         let mut told = told.unwrap_or_default().chunks_exact_mut(TOKEN_VALUES as usize);
         let mut result = Ok(());
-        for (at, (_, segment, _)) in call.binding.shape.choices().enumerate() {
+        for (at, (_, segment, _)) in call.binding.shape.sampled().enumerate() {
             let told = told.next().ok_or(OpError::Why("the result has no room"))?;
             let gathered = self.gathered.get_mut(at).ok_or(NO_TILE)?;
             let (sampler, position) = sampler_of(&mut self.samplers, segment)?;

@@ -172,15 +172,15 @@ fn kernel(
         OpKind::Emit { output } => {
             let (output, index) = (program.outputs[output as usize], output as usize);
             let Some(region) = op.reads.first() else {
-                run.tell(index, output.segment as usize);
+                run.emit_token(index, output.segment as usize);
                 return Ok(());
             };
             let (rows, width) = output.extent(region.columns.len(), engine.labels());
             Some((Filled::Output(index), rows as usize * width as usize))
         }
         OpKind::Sample => {
-            let choices = run.binding().shape.choices().count();
-            Some((Filled::Choices, choices * TOKEN_VALUES as usize))
+            let choices = run.binding().shape.sampled().count();
+            Some((Filled::SampledTokens, choices * TOKEN_VALUES as usize))
         }
         _ => None,
     };

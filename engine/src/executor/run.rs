@@ -61,14 +61,14 @@ pub(super) enum Filled {
     /// An output of the program.
     Output(usize),
     /// All choices of the batch.
-    Choices,
+    SampledTokens,
 }
 
 impl Outcome {
     fn place(&mut self, what: Filled) -> &mut Vec<f32> {
         match what {
             Filled::Output(output) => &mut self.outputs[output],
-            Filled::Choices => &mut self.token_values,
+            Filled::SampledTokens => &mut self.token_values,
         }
     }
 }
@@ -78,7 +78,7 @@ pub(super) struct Stop;
 
 impl Run {
     pub fn new(job: Job, staging: Arc<Staging>, clock: Instant) -> Self {
-        let choices = job.binding.shape.choices().count();
+        let choices = job.binding.shape.sampled().count();
         let state = RunState {
             done: vec![0; job.program.lanes.len()],
             asleep: vec![None; job.program.lanes.len()],
@@ -149,9 +149,9 @@ impl Run {
     }
 
     /// Copies the choice for a segment to an output of the program.
-    pub fn tell(&self, output: usize, segment: usize) {
+    pub fn emit_token(&self, output: usize, segment: usize) {
         let binding = self.binding();
-        let Some(at) = binding.shape.choices().position(|(index, ..)| index == segment) else {
+        let Some(at) = binding.shape.sampled().position(|(index, ..)| index == segment) else {
             return;
         };
         let Outcome { outputs, token_values, .. } = &mut self.lock().outcome;
@@ -163,7 +163,7 @@ impl Run {
     }
 
     /// Copies what was chosen in the step that ended, for each choice of the batch, to `told`.
-    pub fn chosen(&self, told: &mut [TokenValues]) {
+    pub fn sampled_tokens(&self, told: &mut [TokenValues]) {
         let outcome = &self.lock().outcome;
         let (all, _) = outcome.token_values.as_chunks();
         told.iter_mut().zip(all).for_each(|(told, values)| *told = *values);

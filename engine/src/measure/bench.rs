@@ -112,9 +112,9 @@ pub enum OperationKind {
     /// Attention, without the products before and after it.
     Attention,
     /// Residual, bias and norm after attention.
-    AttentionJoin,
+    AttentionAddNorm,
     /// Residual, bias and norm after the MLP.
-    MlpJoin,
+    MlpAddNorm,
 }
 
 impl fmt::Display for OperationKind {
@@ -126,8 +126,8 @@ impl fmt::Display for OperationKind {
             Self::Product(Kernel::Down) => "down",
             Self::Product(_) => "language head",
             Self::Attention => "attention",
-            Self::AttentionJoin => "join after attention",
-            Self::MlpJoin => "join after mlp",
+            Self::AttentionAddNorm => "add and norm after attention",
+            Self::MlpAddNorm => "add and norm after mlp",
         })
     }
 }
@@ -402,7 +402,7 @@ impl Describe<'_> {
             OpKind::AddNorm { add, .. } => {
                 let of = self.graph.layers.get(operation.layer as usize)?;
                 let mlp = of.after_mlp.add == add;
-                (add, if mlp { OperationKind::MlpJoin } else { OperationKind::AttentionJoin })
+                (add, if mlp { OperationKind::MlpAddNorm } else { OperationKind::AttentionAddNorm })
             }
             _ => return None,
         };

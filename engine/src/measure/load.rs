@@ -6,7 +6,7 @@ use crate::{
         dense::{self, Epilogue},
         threads::Threads,
     },
-    weights::HeldMatrix,
+    weights::ShardMatrix,
 };
 use std::{
     io,
@@ -64,7 +64,7 @@ impl Load {
         let body = move || {
             let threads = Threads::new(threads);
             let scratch = dense::Scratch::new(&threads);
-            let matrix = HeldMatrix::even(WIDTH, WIDTH, 0.01);
+            let matrix = ShardMatrix::even(WIDTH, WIDTH, 0.01);
             let left = vec![0.5; ROWS * WIDTH];
             let mut out = vec![0.0; ROWS * WIDTH];
             let extent = Extent { start: 0, rows: ROWS, columns: WIDTH, stride: WIDTH };

@@ -22,7 +22,7 @@ fn choose(
     cuts: &[usize],
     candidates: CandidateCount,
     position: u32,
-) -> (Chosen, Vec<f32>) {
+) -> (SampledToken, Vec<f32>) {
     choose_of(text, logits, cuts, (candidates, None), position)
 }
 
@@ -33,7 +33,7 @@ fn choose_of(
     cuts: &[usize],
     (candidates, mask): (CandidateCount, Option<&TokenMask>),
     position: u32,
-) -> (Chosen, Vec<f32>) {
+) -> (SampledToken, Vec<f32>) {
     let ends = cuts.iter().copied().chain([logits.len()]);
     let starts = [0].into_iter().chain(cuts.iter().copied());
     let mut tiles = Vec::new();
@@ -177,7 +177,7 @@ fn malformed_candidate_tiles_are_refused_and_nan_logits_skipped() {
         CandidateCount::Few,
         0,
     );
-    assert_eq!(chosen, Chosen { token: 2, proved: true });
+    assert_eq!(chosen, SampledToken { token: 2, proved: true });
     assert_eq!((told[0], told[4], told[5], told[7]), (2.0, 2.0, 2.0, 1.0));
 }
 
@@ -186,7 +186,7 @@ fn with_all_logits_minus_infinity_no_token_has_a_probability() {
     let sampling = Sampling { logprobs: 1, ..Sampling::greedy() };
     let (chosen, told) =
         choose(&text(sampling, &[], 0), &[f32::NEG_INFINITY; 3], &[1], CandidateCount::Few, 0);
-    assert_eq!(chosen, Chosen { token: 0, proved: true });
+    assert_eq!(chosen, SampledToken { token: 0, proved: true });
     assert_eq!((told[1], told[5], told[6]), (f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY));
 }
 

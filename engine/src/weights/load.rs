@@ -2,7 +2,7 @@
 // Hot path of loading: no logging, no allocation but the matrices and two bounded buffers.
 
 use super::{
-    HeldMatrix, HeldProduct, PANEL, Progress, Shard, WeightError,
+    PANEL, Progress, Shard, ShardMatrix, ShardProduct, WeightError,
     matrix::{Layout, Window},
 };
 use crate::compute::kernels::{
@@ -113,14 +113,14 @@ fn fill_blocks(
 struct Before<'a> {
     parts: &'a [WeightSlice],
     runs: &'a [Run],
-    matrices: &'a [HeldMatrix],
+    matrices: &'a [ShardMatrix],
     /// The part of each new slice that stays, in the order of the new slices; none where nothing does.
     kept: &'a [Option<WeightSlice>],
 }
 
 impl<'a> Before<'a> {
     /// What stays of the new part `at`: the matrix that has it, where in that, and what of the part it is.
-    fn keeps(&self, at: usize) -> Option<(&'a HeldMatrix, Window, &'a WeightSlice)> {
+    fn keeps(&self, at: usize) -> Option<(&'a ShardMatrix, Window, &'a WeightSlice)> {
         let (kept, old) = (self.kept.get(at)?.as_ref()?, self.parts.get(at)?);
         let mut runs = self.runs.iter().zip(self.matrices);
         let (run, matrix) = runs.find(|(run, _)| run.slices.contains(&at))?;
@@ -170,7 +170,7 @@ impl<'a> Loader<'a> {
                 Operator::Product(product) if product.cut.is_none() => {
                     self.whole(&graph, product, &mut vectors)?
                 }
-                _ => HeldProduct::default(),
+                _ => ShardProduct::default(),
             });
         }
         let assignment = holdings::nothing();
@@ -267,7 +267,7 @@ impl<'a> Loader<'a> {
         graph: &OperatorGraph,
         product: &Product,
         vectors: &mut [Option<Vec<f32>>],
-    ) -> Result<HeldProduct, WeightError> {
+    ) -> Result<ShardProduct, WeightError> {
         let (inputs, outputs) = product.shape;
         let matrices =
             product.matrices.iter().filter_map(|id| match graph.weights[id.0 as usize] {
@@ -278,7 +278,7 @@ impl<'a> Loader<'a> {
         let new: Vec<WeightSlice> = matrices.map(part).collect();
         let matrices = self.make(product, &new, &Before::default(), || Bytes(0))?;
         let bias = product.biases.first().and_then(|id| vectors[id.0 as usize].take());
-        Ok(HeldProduct { share: Span::empty(), matrices, bias })
+        Ok(ShardProduct { share: Span::empty(), matrices, bias })
     }
 
     /// Loads the matrices of a piece of a shard, to their places.
@@ -307,7 +307,7 @@ impl<'a> Loader<'a> {
         new: &[WeightSlice],
         before: &Before<'_>,
         held: impl Fn() -> Bytes,
-    ) -> Result<Vec<HeldMatrix>, WeightError> {
+    ) -> Result<Vec<ShardMatrix>, WeightError> {
         let mut made = Vec::new();
         for run in product.runs(self.dir.formats(), new) {
             made.push(self.run(&run, new, before, &held)?);
@@ -323,7 +323,7 @@ impl<'a> Loader<'a> {
         new: &[WeightSlice],
         before: &Before<'_>,
         held: &impl Fn() -> Bytes,
-    ) -> Result<HeldMatrix, WeightError> {
+    ) -> Result<ShardMatrix, WeightError> {
         let layout = Layout::of(run, &new[run.slices.clone()]);
         let sources = run.slices.clone().map(|at| self.source(&new[at], layout.outputs));
         let sources = sources.collect::<Result<Vec<_>, _>>()?;
@@ -345,7 +345,7 @@ impl<'a> Loader<'a> {
             }
             first += part.outputs.len();
         }
-        Ok(HeldMatrix::new(layout, run.format, values))
+        Ok(ShardMatrix::new(layout, run.format, values))
     }
 
     /// The source of a part of a matrix, checked to have it. The part goes to a matrix of `outputs`

@@ -22,7 +22,7 @@ pub(crate) const PANEL: usize = WeightFormat::PANEL as usize;
 ///
 /// A gated matrix is gate | up columns. A panel of gate columns is followed by the panel of the up
 /// columns that they gate, so that a tile of the product has both.
-pub struct HeldMatrix {
+pub struct ShardMatrix {
     /// The width of the rows that it multiplies.
     pub inputs: usize,
     /// The width of the product, gate and up columns together.
@@ -257,13 +257,13 @@ impl<'a> AnyMatrix<'a> {
     }
 }
 
-impl<'a> From<&'a HeldMatrix> for AnyMatrix<'a> {
-    fn from(held: &'a HeldMatrix) -> Self {
+impl<'a> From<&'a ShardMatrix> for AnyMatrix<'a> {
+    fn from(held: &'a ShardMatrix) -> Self {
         Self::whole(held.layout(), held.format, held.values.values())
     }
 }
 
-impl HeldMatrix {
+impl ShardMatrix {
     /// A matrix of these packed values: [`Layout::bytes`] of them.
     pub(crate) fn new(layout: Layout, format: WeightFormat, values: Lines<u8>) -> Self {
         let Layout { inputs, outputs, gated, first } = layout;
@@ -448,7 +448,7 @@ impl HeldMatrix {
     }
 }
 
-impl std::fmt::Debug for HeldMatrix {
+impl std::fmt::Debug for ShardMatrix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let format = self.format;
         let gated = if self.gated { ", gated" } else { "" };

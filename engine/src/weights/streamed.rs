@@ -1,7 +1,7 @@
 //! A shard whose matrices come from disk, piece by piece, besides those that stay.
 
 use super::{
-    AnyMatrix, HeldMatrix, Progress, Shard, WeightError,
+    AnyMatrix, Progress, Shard, ShardMatrix, WeightError,
     load::Loader,
     matrix::{Layout, NoRoom},
     phases_fit,
@@ -23,7 +23,7 @@ use std::{
 /// The matrices of a device whose weights come from disk: those that stay, and those that do not.
 #[derive(Debug)]
 pub(crate) struct Streamed {
-    runs: Vec<HeldRun>,
+    runs: Vec<ShardRun>,
     /// The run of each matrix, by its product and the first column in that.
     by_place: HashMap<(OperatorId, u32), usize>,
     pub(crate) stream: Arc<Stream>,
@@ -31,13 +31,13 @@ pub(crate) struct Streamed {
 
 /// A matrix of a piece, whether it stays or not.
 #[derive(Debug)]
-struct HeldRun {
+struct ShardRun {
     layout: Layout,
     format: WeightFormat,
     /// Its bytes within the piece.
     place: Range<usize>,
     /// Its values, if they stay in memory.
-    matrix: Option<HeldMatrix>,
+    matrix: Option<ShardMatrix>,
     /// The bias of its columns.
     bias: Option<Vec<f32>>,
 }
@@ -60,8 +60,8 @@ impl Streamed {
 
     /// The bytes that stay in memory, without the buffer.
     pub(crate) fn bytes(&self) -> u64 {
-        let bias = |run: &HeldRun| run.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
-        let matrix = |run: &HeldRun| run.matrix.as_ref().map_or(0, |m| m.bytes().0);
+        let bias = |run: &ShardRun| run.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
+        let matrix = |run: &ShardRun| run.matrix.as_ref().map_or(0, |m| m.bytes().0);
         self.runs.iter().map(|run| bias(run) + matrix(run)).sum()
     }
 
@@ -77,7 +77,7 @@ impl Streamed {
             let layout = Layout::of(run, &piece.slices[run.slices.clone()]);
             let place = place.start as usize..place.end as usize;
             let held =
-                |values: &[u8]| HeldMatrix::of_raw(layout, run.format, &values[place.clone()]);
+                |values: &[u8]| ShardMatrix::of_raw(layout, run.format, &values[place.clone()]);
             let matrix = values.map(held).transpose()?;
             // Of a product that has some, each column has one.
             let own = biases..biases + layout.outputs;
@@ -85,7 +85,7 @@ impl Streamed {
             biases = own.end;
             self.by_place.insert((piece.operator, column), self.runs.len());
             column += (if layout.gated { layout.outputs / 2 } else { layout.outputs }) as u32;
-            self.runs.push(HeldRun { layout, format: run.format, place, matrix, bias });
+            self.runs.push(ShardRun { layout, format: run.format, place, matrix, bias });
         }
         Ok(())
     }

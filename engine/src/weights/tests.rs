@@ -60,7 +60,7 @@ fn assignment(spec: &ModelSpec, numbers: &[[Numbers; 3]]) -> Assignment {
     Assignment { blocks: (0..spec.layers).map(block).collect(), row_weight: 1, vocabulary }
 }
 
-fn alike(a: &[HeldMatrix], b: &[HeldMatrix]) -> bool {
+fn alike(a: &[ShardMatrix], b: &[ShardMatrix]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.same(b))
 }
 

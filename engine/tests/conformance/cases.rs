@@ -132,12 +132,12 @@ fn plan(dir: &ModelDir, strategy: Strategy, split: &Split, tiles: u16, wire: Wir
     let spec = dir.spec();
     let extent = spec.extent();
     let heads = cut(extent.heads, split.heads);
-    let columns = cut(extent.columns, split.columns);
+    let columns = cut(extent.intermediate, split.columns);
     let vocabulary = cut(extent.vocabulary, split.vocabulary);
     let ring = (0..heads.len()).map(|i| {
         let row_weight = split.row_weights[i];
         let tensor = (Span::new(heads[i].0, heads[i].1), Span::new(columns[i].0, columns[i].1));
-        let all = (Span::first(extent.heads), Span::first(extent.columns));
+        let all = (Span::first(extent.heads), Span::first(extent.intermediate));
         let none = (Span::empty(), Span::empty());
         // A layer for each of the last devices, the rest for the first.
         let last = heads.len() - 1;

@@ -161,7 +161,7 @@ impl From<TensorRows> for BlockSum {
 
 /// The residual addition after a block, with the norm that follows at once; and whether that norm has a
 /// tensor of its own.
-pub(super) fn join_kind(
+pub(super) fn add_norm_kind(
     b: &Builder,
     spec: &ModelSpec,
     layer: u32,

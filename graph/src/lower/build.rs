@@ -218,7 +218,7 @@ impl Builder {
     }
 
     /// Emits a result that no tensor holds.
-    pub fn tell(&mut self, output: Output) {
+    pub fn emit_token(&mut self, output: Output) {
         self.give(output, &[]);
     }
 

@@ -8,7 +8,9 @@
 
 use super::{
     Lowering,
-    block::{BlockSum, blocks, computes, embed, first_products, join_kind, last_products, room},
+    block::{
+        BlockSum, add_norm_kind, blocks, computes, embed, first_products, last_products, room,
+    },
     build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     galaxy::Carried,
@@ -105,7 +107,7 @@ impl Device<'_> {
     /// A block that the device holds all of and computes alone.
     fn alone(&mut self, block: Block, layer: u32, carried: Carried) -> Carried {
         let partial = self.partial(block, layer, carried.normed.all());
-        self.join(block, layer, carried, BlockSum::from(partial))
+        self.add_norm(block, layer, carried, BlockSum::from(partial))
     }
 
     /// A block that several devices have a part of.
@@ -187,13 +189,13 @@ impl Device<'_> {
             self.b.compute(kind, &reads, &[more.all()]);
             partial = Some(more.all());
         }
-        Some(self.join(block, layer, carried, BlockSum { partial, staged }))
+        Some(self.add_norm(block, layer, carried, BlockSum { partial, staged }))
     }
 
-    fn join(&mut self, block: Block, layer: u32, carried: Carried, sum: BlockSum) -> Carried {
+    fn add_norm(&mut self, block: Block, layer: u32, carried: Carried, sum: BlockSum) -> Carried {
         self.b.at = (Block::Connective, layer);
         let joined = Carried::new(self.b, self.lowering.spec, self.all);
-        let (kind, two) = join_kind(self.b, self.lowering.spec, layer, block, sum);
+        let (kind, two) = add_norm_kind(self.b, self.lowering.spec, layer, block, sum);
         let mut reads = vec![carried.residual.all()];
         reads.extend(sum.regions());
         let mut writes = vec![joined.residual.all()];

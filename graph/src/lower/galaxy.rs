@@ -13,7 +13,7 @@
 use super::{
     Lowering,
     block::{
-        BlockInner, BlockSum, computes, embed, first_products, join_kind, last_products, room,
+        BlockInner, BlockSum, add_norm_kind, computes, embed, first_products, last_products, room,
     },
     build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
@@ -454,7 +454,7 @@ impl DeviceLowering<'_> {
                     };
                     let (partial, sums) = self.in_order(&contributes, rows, partial, sums);
                     let sum = self.add(rows, partial, sums);
-                    self.join(here, carried, joined, rows, sum);
+                    self.add_norm(here, carried, joined, rows, sum);
                     self.advance(next, joined, index, ahead);
                 }
             }
@@ -555,7 +555,7 @@ impl DeviceLowering<'_> {
         out
     }
 
-    pub(super) fn join(
+    pub(super) fn add_norm(
         &mut self,
         here: Next,
         carried: Carried,
@@ -564,7 +564,8 @@ impl DeviceLowering<'_> {
         sum: BlockSum,
     ) {
         self.b.at = (Block::Connective, here.layer);
-        let (kind, writes_two) = join_kind(self.b, self.lowering.spec, here.layer, here.block, sum);
+        let (kind, writes_two) =
+            add_norm_kind(self.b, self.lowering.spec, here.layer, here.block, sum);
         let mut reads = vec![carried.residual.rows(rows)];
         reads.extend(sum.regions());
         let mut writes = vec![joined.residual.rows(rows)];

@@ -38,15 +38,15 @@ pub(super) fn lower(
         }
     }
     let made = logits(b, lowering, owned, has_all, last);
-    if shape.choices().next().is_some() {
-        choose(b, lowering, &made);
+    if shape.sampled().next().is_some() {
+        sample(b, lowering, &made);
     }
 }
 
 /// Candidates for the next tokens of a batch go in one tile from each device that has a slice of the
 /// vocabulary to all others, and all choose. `logits` are the rows that tokens are chosen from, if
 /// this device has any.
-fn choose(b: &mut Builder, lowering: Lowering<'_>, logits: &[Region]) {
+fn sample(b: &mut Builder, lowering: Lowering<'_>, logits: &[Region]) {
     let Lowering { spec, plan, phase, shape, .. } = lowering;
     let me = b.rank();
     let slice = |rank: Rank| plan.ring[rank.index()].assignment(phase).vocabulary;
@@ -72,8 +72,8 @@ fn choose(b: &mut Builder, lowering: Lowering<'_>, logits: &[Region]) {
     }
     b.compute(OpKind::Sample, &[], &[]);
     if me == Rank(0) {
-        for (index, ..) in shape.choices() {
-            b.tell(Output { segment: index as u32, kind: OutputKind::Token });
+        for (index, ..) in shape.sampled() {
+            b.emit_token(Output { segment: index as u32, kind: OutputKind::Token });
         }
     }
 }

@@ -3,7 +3,9 @@
 
 use super::{
     Lowering,
-    block::{BlockSum, blocks, computes, embed, first_products, join_kind, last_products, room},
+    block::{
+        BlockSum, add_norm_kind, blocks, computes, embed, first_products, last_products, room,
+    },
     build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
     head,
@@ -53,7 +55,7 @@ pub(super) fn program(lowering: Lowering<'_>, rank: Rank) -> Builder {
                     _ => reduce.lower(&mut b, (block, layer), &contributes, partial),
                 };
                 b.at = (Block::Connective, layer);
-                let (kind, two) = join_kind(&b, spec, layer, block, BlockSum::from(sum));
+                let (kind, two) = add_norm_kind(&b, spec, layer, block, BlockSum::from(sum));
                 let joined = b.tensor(Role::Residual, all, hidden);
                 let mut writes = vec![joined.all()];
                 let mut next = joined;

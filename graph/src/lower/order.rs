@@ -26,7 +26,7 @@ pub(super) enum LayerStep {
     /// Adds the sum that came for another owner, and makes it ready to be sent on.
     Pass { half: usize, back: usize, tile: usize },
     /// The connective block of an own tile, after which it is ready to be sent.
-    Join { half: usize, tile: usize },
+    AddNorm { half: usize, tile: usize },
     /// The first product of the block that follows.
     First { half: usize, back: usize, tile: usize },
     /// Sends the tile of the owner `back`, and receives that of the owner before it.
@@ -38,7 +38,7 @@ impl LayerStep {
         match self {
             Self::Partial { tile, .. }
             | Self::Pass { tile, .. }
-            | Self::Join { tile, .. }
+            | Self::AddNorm { tile, .. }
             | Self::First { tile, .. }
             | Self::Shift { tile, .. } => tile,
         }
@@ -59,16 +59,16 @@ impl LayerStep {
                 let sum = (back > 1).then(|| shift(half, Scatter, back - 1, tile));
                 [Self::Partial { half, back, tile }].into_iter().chain(sum).collect()
             }
-            Self::Join { half, tile } => {
+            Self::AddNorm { half, tile } => {
                 vec![Self::Partial { half, back: 0, tile }, shift(half, Scatter, n - 1, tile)]
             }
-            Self::First { half, back: 0, tile } => vec![Self::Join { half, tile }],
+            Self::First { half, back: 0, tile } => vec![Self::AddNorm { half, tile }],
             Self::First { half, back, tile } => vec![shift(half, Gather, back - 1, tile)],
             Self::Shift { half, collective: Scatter, back, tile } => {
                 vec![Self::Pass { half, back, tile }]
             }
             Self::Shift { half, collective: Gather, back: 0, tile } => {
-                vec![Self::Join { half, tile }]
+                vec![Self::AddNorm { half, tile }]
             }
             Self::Shift { half, collective: Gather, back, tile } => {
                 vec![shift(half, Gather, back - 1, tile)]
@@ -120,7 +120,7 @@ impl Costs {
         match step {
             LayerStep::Partial { half, .. } => self.partial[half].max(1),
             LayerStep::First { half, .. } => self.first[half].max(1),
-            LayerStep::Pass { .. } | LayerStep::Join { .. } => self.row,
+            LayerStep::Pass { .. } | LayerStep::AddNorm { .. } => self.row,
             LayerStep::Shift { .. } => self.wire,
         }
     }
@@ -138,7 +138,7 @@ fn steps(halves: usize, n: usize, tiles: usize) -> Vec<LayerStep> {
                 steps.push(LayerStep::Pass { half, back, tile });
                 steps.push(LayerStep::Shift { half, collective: Scatter, back, tile });
             }
-            steps.push(LayerStep::Join { half, tile });
+            steps.push(LayerStep::AddNorm { half, tile });
             steps.push(LayerStep::First { half, back: 0, tile });
             for back in 1..n {
                 steps.push(LayerStep::Shift { half, collective: Gather, back: back - 1, tile });
@@ -214,7 +214,7 @@ fn list(costs: &Costs, n: usize, tiles: usize) -> Vec<LayerStep> {
         .iter()
         .zip(&path)
         .map(|(step, &path)| {
-            let row = matches!(step, LayerStep::Pass { .. } | LayerStep::Join { .. });
+            let row = matches!(step, LayerStep::Pass { .. } | LayerStep::AddNorm { .. });
             (!row, step.tile() >= tiles.div_ceil(2), Reverse(path), step.tile())
         })
         .collect();

@@ -9,8 +9,8 @@
 use super::{
     Lowering,
     block::{
-        BlockInner, BlockSum, blocks, embed, first_products, join_kind, last_products, norm_first,
-        room,
+        BlockInner, BlockSum, add_norm_kind, blocks, embed, first_products, last_products,
+        norm_first, room,
     },
     build::{Builder, TensorRows, Tile},
     collective::{Collective, Transfers},
@@ -225,7 +225,7 @@ impl Stage<'_> {
         let partial = last_products(self.b, self.lowering, layer, heads, inside, rows);
         self.b.at = (Block::Connective, layer);
         let (kind, writes_two) =
-            join_kind(self.b, self.lowering.spec, layer, block, BlockSum::from(partial));
+            add_norm_kind(self.b, self.lowering.spec, layer, block, BlockSum::from(partial));
         let mut writes = vec![joined.residual.rows(rows)];
         writes.extend(writes_two.then(|| joined.normed.rows(rows)));
         self.b.compute(kind, &[carried.residual.rows(rows), partial.all()], &writes);

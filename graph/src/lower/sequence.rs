@@ -149,9 +149,9 @@ impl DeviceLowering<'_> {
                 let mut inside =
                     BlockInner { qkv: Some((qkv, keys.unwrap_or(qkv))), intermediate: None };
                 if self.lowering.spec.parallel {
-                    inside.intermediate = self.inner(here, carried, rows);
+                    inside.intermediate = self.intermediate_rows(here, carried, rows);
                 }
-                self.join_rows(here, inside, carried, joined, rows);
+                self.add_norm_rows(here, inside, carried, joined, rows);
                 self.advance(here.after(self.lowering.spec), joined, tile, ahead);
             }
         }
@@ -192,13 +192,19 @@ impl DeviceLowering<'_> {
             None => self.joined(),
         };
         ahead.joined = Some(joined);
-        let inside = BlockInner { qkv: None, intermediate: self.inner(here, carried, rows) };
-        self.join_rows(here, inside, carried, joined, rows);
+        let inside =
+            BlockInner { qkv: None, intermediate: self.intermediate_rows(here, carried, rows) };
+        self.add_norm_rows(here, inside, carried, joined, rows);
         self.advance(here.after(self.lowering.spec), joined, tile, ahead);
     }
 
     /// Computes the intermediate rows of the MLP.
-    fn inner(&mut self, here: Next, carried: Carried, rows: Span<Row>) -> Option<TensorRows> {
+    fn intermediate_rows(
+        &mut self,
+        here: Next,
+        carried: Carried,
+        rows: Span<Row>,
+    ) -> Option<TensorRows> {
         let part = self.part(self.me, here.layer);
         let inside = room(self.b, self.lowering.spec, &part, Block::Mlp, rows);
         first_products(self.b, here.layer, carried.normed.rows(rows), inside, rows);
@@ -206,7 +212,7 @@ impl DeviceLowering<'_> {
     }
 
     /// Runs the last products of a block on own rows, which gives their whole sum, and the join.
-    fn join_rows(
+    fn add_norm_rows(
         &mut self,
         here: Next,
         inside: BlockInner,
@@ -215,6 +221,6 @@ impl DeviceLowering<'_> {
         rows: Span<Row>,
     ) {
         let partial = self.partial(here, inside, rows);
-        self.join(here, carried, joined, rows, BlockSum::from(partial));
+        self.add_norm(here, carried, joined, rows, BlockSum::from(partial));
     }
 }

@@ -111,7 +111,7 @@ impl DeviceLowering<'_> {
                     half.sums.insert(key, self.export(partial.all(), partial.rows, added));
                 }
             }
-            LayerStep::Join { half, tile } => self.join_of(&mut halves[half], tile),
+            LayerStep::AddNorm { half, tile } => self.add_norm_of(&mut halves[half], tile),
             LayerStep::First { half, back, tile } => {
                 self.first_of(&halves[half], owner(back), tile);
             }
@@ -132,7 +132,7 @@ impl DeviceLowering<'_> {
         }
     }
 
-    fn join_of(&mut self, half: &mut Half, tile: usize) {
+    fn add_norm_of(&mut self, half: &mut Half, tile: usize) {
         let (Some(&rows), Some(carried), Some(joined)) =
             (self.tiles[self.me].get(tile), half.carried, half.joined)
         else {
@@ -141,7 +141,7 @@ impl DeviceLowering<'_> {
         let key = (self.me, tile);
         let partial = half.partials.remove(&key).map(TensorRows::all);
         let sum = BlockSum { partial, staged: half.sums.remove(&key) };
-        self.join(half.here, carried, joined, rows, sum);
+        self.add_norm(half.here, carried, joined, rows, sum);
         if self.ring.gather_hop(self.me, self.me, &half.needs).send {
             half.rows.insert(key, self.stage(joined.normed, rows));
         }

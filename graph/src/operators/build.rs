@@ -204,7 +204,7 @@ impl<'a> Build<'a> {
             true => None,
             false => {
                 let norms = (Vector::AttentionSumNorm(layer), self.norm_after_attention(layer));
-                Some(self.join(carried, &[(output, bias)], norms))
+                Some(self.add_norm(carried, &[(output, bias)], norms))
             }
         };
         let rows_of_mlp = if spec.parallel { rows_of_mlp } else { carried.rows };
@@ -217,8 +217,8 @@ impl<'a> Build<'a> {
         let down_bias = (down, Vector::DownBias(layer));
         let after = (Vector::MlpSumNorm(layer), self.norm_after_mlp(layer));
         let after_mlp = match spec.parallel {
-            true => self.join(carried, &[(output, bias), down_bias], after),
-            false => self.join(carried, &[down_bias], after),
+            true => self.add_norm(carried, &[(output, bias), down_bias], after),
+            false => self.add_norm(carried, &[down_bias], after),
         };
         let after_attention = after_attention.unwrap_or(after_mlp);
         LayerOperators { norm, qkv, attention, output, up, down, after_attention, after_mlp }
@@ -362,7 +362,7 @@ impl<'a> Build<'a> {
     }
 
     /// The residual addition of sums, with the norm of these where there is one, and the norm after it.
-    fn join(
+    fn add_norm(
         &mut self,
         carried: &mut Carried,
         sums: &[(OperatorId, Vector)],

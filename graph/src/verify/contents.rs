@@ -27,15 +27,15 @@ struct Contents<'a> {
     /// Pieces of each device that reads its weights from disk.
     pieces: Vec<Vec<Piece>>,
     /// Devices that have a slice of the vocabulary, as bits.
-    words: u128,
+    vocabulary_owners: u128,
     /// What each tensor of each device holds.
     held: Vec<Vec<Option<Content>>>,
     /// How many rows of an attention each device caches: by (device, attention).
-    kept: BTreeMap<(usize, OperatorId), u64>,
+    cached_rows: BTreeMap<(usize, OperatorId), u64>,
     /// Devices whose candidates each device has, as bits.
     collected: Vec<u128>,
     /// Devices that have chosen, as bits.
-    chosen: u128,
+    sampled: u128,
 }
 
 pub(super) fn check(
@@ -60,18 +60,18 @@ pub(super) fn check(
         programs,
         order,
         pieces,
-        words: words.fold(0, |all, (rank, _)| all | bit(rank.index())),
+        vocabulary_owners: words.fold(0, |all, (rank, _)| all | bit(rank.index())),
         held: programs.iter().map(|p| vec![None; p.tensors.len()]).collect(),
-        kept: BTreeMap::new(),
+        cached_rows: BTreeMap::new(),
         collected: vec![0; programs.len()],
-        chosen: 0,
+        sampled: 0,
     };
     for &(rank, id) in &order.sequence {
         let at = At { rank, id, op: programs[rank].operation(id) };
-        let made = contents.made(at).map_err(|unlike| contents.error(at, unlike))?;
+        let made = contents.written(at).map_err(|unlike| contents.error(at, unlike))?;
         contents.store(at, made)?;
     }
-    contents.keeps_all()
+    contents.caches_all()
 }
 
 fn bit(rank: usize) -> u128 {
@@ -98,7 +98,7 @@ impl<'a> Contents<'a> {
     }
 
     /// What an operation computes: a content for each region that it writes.
-    fn made(&mut self, at: At<'_>) -> Result<Vec<Content>, OperandMismatch> {
+    fn written(&mut self, at: At<'_>) -> Result<Vec<Content>, OperandMismatch> {
         let own = bit(at.rank);
         match at.op.kind {
             OpKind::Embed(operator) | OpKind::Rows(operator) => {
@@ -117,7 +117,7 @@ impl<'a> Contents<'a> {
                 self.operator(at, operator, share, operands)
             }
             OpKind::Attend { operator, heads, .. } => self.operator(at, operator, heads.of(), 2),
-            OpKind::AppendKv { operator, .. } => self.keep(at, operator),
+            OpKind::AppendKv { operator, .. } => self.append_kv(at, operator),
             OpKind::TopK { tokens } => {
                 self.top_k(at, tokens)?;
                 Ok(vec![Content::Candidates(own)])
@@ -134,11 +134,12 @@ impl<'a> Contents<'a> {
             }
             OpKind::Sample => {
                 let known = self.collected[at.rank];
-                if known != self.words {
-                    let want = format!("{}, not {known:b}", Content::Candidates(self.words));
+                if known != self.vocabulary_owners {
+                    let want =
+                        format!("{}, not {known:b}", Content::Candidates(self.vocabulary_owners));
                     return Err(OperandMismatch::new(0, want));
                 }
-                self.chosen |= own;
+                self.sampled |= own;
                 Ok(vec![])
             }
             OpKind::Export { staged: true } | OpKind::Add => {
@@ -196,10 +197,10 @@ impl<'a> Contents<'a> {
             .try_for_each(|index| self.want(at, index, Content::Value(logits.output)))?;
         let single = rows.iter().all(|region| region.rows.len() == 1);
         let ordered = rows.windows(2).all(|pair| pair[0].rows.end() <= pair[1].rows.start());
-        if !single || !ordered || rows.len() != self.shape.choices().count() {
+        if !single || !ordered || rows.len() != self.shape.sampled().count() {
             return Err(OperandMismatch::new(
                 0,
-                "a row of logits for each text that a token is chosen for",
+                "a row of logits for each sequence that a token is sampled for",
             ));
         }
         let slice = self.plan.ring[at.rank].assignment(self.phase).vocabulary;
@@ -289,25 +290,25 @@ impl<'a> Contents<'a> {
         }
     }
 
-    fn keep(&mut self, at: At<'_>, id: OperatorId) -> Result<Vec<Content>, OperandMismatch> {
+    fn append_kv(&mut self, at: At<'_>, id: OperatorId) -> Result<Vec<Content>, OperandMismatch> {
         let input = self.attention(id)?.input;
         self.want(at, 0, Content::Value(input))?;
         let of = |(text, segment): (Span<Row>, &Segment)| {
             if segment.cached { text.intersect(at.op.reads[0].rows).len() } else { 0 }
         };
         let rows: u64 = self.shape.placed().map(of).map(u64::from).sum();
-        *self.kept.entry((at.rank, id)).or_default() += rows;
+        *self.cached_rows.entry((at.rank, id)).or_default() += rows;
         Ok(vec![])
     }
 
     fn emit(&self, at: At<'_>, output: u32) -> Result<Vec<Content>, OperandMismatch> {
         let output = &self.programs[at.rank].outputs[output as usize];
         if output.kind == OutputKind::Token {
-            let mut choices = self.shape.choices();
+            let mut choices = self.shape.sampled();
             let wanted = choices.any(|(index, ..)| index == output.segment as usize);
-            return match wanted && self.chosen & bit(at.rank) != 0 {
+            return match wanted && self.sampled & bit(at.rank) != 0 {
                 true => Ok(vec![]),
-                false => Err(OperandMismatch::new(0, "a choice of this text")),
+                false => Err(OperandMismatch::new(0, "a sampled token of this sequence")),
             };
         }
         let logits = self.graph.language.and_then(|id| self.graph.product(id));
@@ -341,18 +342,18 @@ impl<'a> Contents<'a> {
 
     /// Checks that each device that caches rows of a layer caches each of them once, and that each head is
     /// cached by some device.
-    fn keeps_all(&self) -> Result<(), VerifyError> {
+    fn caches_all(&self) -> Result<(), VerifyError> {
         let rows = self.shape.placed().filter(|(_, s)| s.cached);
         let rows: u64 = rows.map(|(rows, _)| u64::from(rows.len())).sum();
         let wrong = |why: String| Err(VerifyError::Malformed(why));
-        if let Some(((rank, id), n)) = self.kept.iter().find(|(_, n)| **n != rows) {
+        if let Some(((rank, id), n)) = self.cached_rows.iter().find(|(_, n)| **n != rows) {
             return wrong(format!("rank {rank} keeps {n} of {rows} rows of operator {}", id.0));
         }
         if rows == 0 {
             return Ok(());
         }
         for (id, attention) in self.graph.attentions() {
-            let keeps = |rank: &usize| self.kept.contains_key(&(*rank, id));
+            let keeps = |rank: &usize| self.cached_rows.contains_key(&(*rank, id));
             let heads = |rank: usize| {
                 self.plan.ring[rank].assignment(self.phase).block(attention.layer).heads
             };

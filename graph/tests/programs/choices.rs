@@ -121,7 +121,7 @@ fn programs_of_mixed_prefill_and_decode_batches_verify() {
     let segment =
         |(slot, (rows, wanted))| Segment { slot, context_len: 0, cached: true, rows, wanted };
     let shape = BatchShape::new((0..).zip(segments).map(segment).collect()).unwrap();
-    assert_eq!(shape.choices().map(|(index, ..)| index).collect::<Vec<_>>(), [1, 2, 4]);
+    assert_eq!(shape.sampled().map(|(index, ..)| index).collect::<Vec<_>>(), [1, 2, 4]);
     for phase in [Phase::Prefill, Phase::Decode] {
         let programs = lower(&spec, &Formats::default(), &plan, phase, &shape).unwrap();
         assert_eq!(verify(&spec, &Formats::default(), &plan, &shape, &programs), Ok(()));

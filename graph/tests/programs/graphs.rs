@@ -318,9 +318,9 @@ fn any_case() -> impl Arbitrary<Value = Case> {
         let plan = laid_out(&way, &spec, &weights);
         let (graph, made) = graph(&spec, &blocks);
         let programs = (0..plan.ring.len()).map(|rank| {
-            let mut making = ProgramBuilder::new(&graph, &plan, rank);
-            making.run(&spec, &made);
-            making.program
+            let mut builder = ProgramBuilder::new(&graph, &plan, rank);
+            builder.run(&spec, &made);
+            builder.program
         });
         let programs = programs.collect();
         let shape = BatchShape::single(ROWS, Wanted::Nothing).unwrap();

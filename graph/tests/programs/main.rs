@@ -97,7 +97,7 @@ fn plan(strategy: Strategy, tiles: u16, spec: &ModelSpec, weights: &[[u32; 4]]) 
     let extent = spec.extent();
     let (heads, columns, vocabulary) = (
         apportion(extent.heads, &column(0)),
-        apportion(extent.columns, &column(1)),
+        apportion(extent.intermediate, &column(1)),
         apportion(extent.vocabulary, &column(3)),
     );
     let ring = (0..weights.len())
@@ -222,7 +222,7 @@ fn laid_out(way: &RandomLayout, spec: &ModelSpec, weights: &[[u32; 4]]) -> Plan 
                     },
                     columns: match m.mlp {
                         Mode::Tensor => whole.columns,
-                        Mode::Sequence if owns => Span::first(extent.columns),
+                        Mode::Sequence if owns => Span::first(extent.intermediate),
                         Mode::Sequence => Span::empty(),
                     },
                 });
@@ -378,7 +378,7 @@ proptest! {
         for (phase, shape) in [(Phase::Prefill, &many), (Phase::Prefill, &one), (Phase::Decode, &one), (Phase::Decode, &many)] {
             let programs = lower(&spec, &Formats::default(), &plan, phase, shape).unwrap();
             prop_assert_eq!(verify(&spec, &Formats::default(), &plan, shape, &programs), Ok(()));
-            if shape.choices().next().is_some() {
+            if shape.sampled().next().is_some() {
                 choices::go_once(&plan, phase, &programs);
             }
             if phase == Phase::Decode {

@@ -256,7 +256,7 @@ pub(super) fn smollm3(config: &Fields<'_>, top: Top) -> Result<ModelSpec, ModelE
         true => window(config, None)?,
         false => None,
     };
-    let turned = kinds::turned(config, spec.layers)?;
+    let turned = kinds::rotated_layers(config, spec.layers)?;
     let slides = |layer: u32| window.is_some() && !turned[layer as usize];
     let sliding = kinds::sliding(config, spec.layers, slides)?;
     let kinds = kinds::list(&spec, &sliding, window, |layer| match turned[layer as usize] {

@@ -31,7 +31,7 @@ pub(super) fn sliding(
 }
 
 /// Which layers of SmolLM3 have rotary positions; the others have none.
-pub(super) fn turned(config: &Fields<'_>, layers: u32) -> Result<Vec<bool>, ModelError> {
+pub(super) fn rotated_layers(config: &Fields<'_>, layers: u32) -> Result<Vec<bool>, ModelError> {
     let every = config.count_or_none(&["no_rope_layer_interval"], MAX_LAYERS)?.unwrap_or(4);
     let Some((name, value)) = config.get(&["no_rope_layers"]) else {
         return Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(every)).collect());

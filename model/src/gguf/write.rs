@@ -37,7 +37,7 @@ enum Source {
     /// The rows of a matrix. The number is the heads whose rows the file stores in pairs, if it does.
     Matrix(Matrix, Option<u32>),
     /// The token embedding table, rounded like a language head.
-    Words,
+    TokenEmbedding,
     /// A vector. The number is the heads whose values the file stores in pairs, if it does.
     Vector(Vector, Option<u32>),
     /// The divisors of rotary frequencies.
@@ -122,7 +122,7 @@ impl ModelDir {
             let to =
                 self.quantisation().and_then(|to| to.format(Matrix::LanguageHead, spec.hidden));
             let format = to.unwrap_or(own);
-            Ok::<_, ModelError>(Planned { name, source: Source::Words, shape, format })
+            Ok::<_, ModelError>(Planned { name, source: Source::TokenEmbedding, shape, format })
         };
         let mut planned = vec![words()?];
         if let Some(divisors) = architecture.divisors(self)? {
@@ -185,7 +185,7 @@ impl ModelDir {
     ) -> Result<Option<Rounded>, ModelError> {
         let (matrix, stored) = match tensor.source {
             Source::Matrix(which, _) => (which, self.matrix(which)?.stored),
-            Source::Words => (Matrix::LanguageHead, self.table(Table::Word)?.2.format),
+            Source::TokenEmbedding => (Matrix::LanguageHead, self.table(Table::Word)?.2.format),
             Source::Vector(..) | Source::Divisors(_) => return Ok(None),
         };
         let (tensor, format) = (tensor.name.clone(), tensor.format);
@@ -205,7 +205,7 @@ impl ModelDir {
                 }
                 each(&values, row)
             }
-            Source::Words => {
+            Source::TokenEmbedding => {
                 let ids: Vec<u32> = (0..self.spec().vocabulary).collect();
                 let mut values = Vec::new();
                 for ids in ids.chunks(TOGETHER as usize) {

@@ -19,10 +19,10 @@ fn ways(caps: &[usize], total: usize) -> Vec<Vec<usize>> {
 
 /// The least cost of all splits, by trying them all.
 fn brute_force(problem: &Problem) -> Option<f64> {
-    let n = problem.sides.len();
+    let n = problem.devices.len();
     let caps = |total: usize| vec![total; n];
     let owners: Vec<usize> =
-        problem.sides.iter().map(|s| if s.owner { problem.rows } else { 0 }).collect();
+        problem.devices.iter().map(|s| if s.owner { problem.rows } else { 0 }).collect();
     let (rows, columns) =
         (ways(&owners, problem.rows), ways(&caps(problem.columns), problem.columns));
     let words = ways(&caps(problem.vocabulary), problem.vocabulary);
@@ -31,8 +31,8 @@ fn brute_force(problem: &Problem) -> Option<f64> {
     let mut pairs: Vec<(f64, f64, Vec<usize>)> = Vec::new();
     for rows in rows {
         let most = |of: &dyn Fn(usize) -> f64| (0..n).map(of).fold(0.0, f64::max);
-        let wire = most(&|d| problem.sides[d].wire[rows[d]]);
-        let work = most(&|d| problem.sides[d].rows[rows[d]]);
+        let wire = most(&|d| problem.devices[d].wire[rows[d]]);
+        let work = most(&|d| problem.devices[d].rows[rows[d]]);
         if !pairs.iter().any(|p| p.0 <= wire && p.1 <= work) {
             pairs.push((wire, work, rows));
         }
@@ -44,7 +44,7 @@ fn brute_force(problem: &Problem) -> Option<f64> {
             split.columns.clone_from(columns);
             for words in &words {
                 split.vocabulary.clone_from(words);
-                if !(0..n).all(|d| problem.bytes(&split, d) <= problem.sides[d].room) {
+                if !(0..n).all(|d| problem.bytes(&split, d) <= problem.devices[d].room) {
                     continue;
                 }
                 for (_, _, rows) in &pairs {
@@ -71,8 +71,8 @@ fn the_split_has_the_least_cost() {
                 let close = (found.cost - wanted).abs() <= 1e-9 * wanted;
                 assert!(close, "seed {seed}: {} is not {wanted}", found.cost);
                 assert!((problem.price(&found) - found.cost).abs() <= 1e-9 * wanted, "seed {seed}");
-                let fits = |d| problem.bytes(&found, d) <= problem.sides[d].room;
-                assert!((0..problem.sides.len()).all(fits), "seed {seed}");
+                let fits = |d| problem.bytes(&found, d) <= problem.devices[d].room;
+                assert!((0..problem.devices.len()).all(fits), "seed {seed}");
                 let low = problem.bound().unwrap();
                 assert!(low <= wanted * (1.0 + 1e-9), "seed {seed}");
                 bound += u32::from(low < wanted * (1.0 - 1e-9));

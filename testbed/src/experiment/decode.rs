@@ -80,7 +80,7 @@ impl Contender {
 struct Decode {
     sides: Vec<Contender>,
     prompt: usize,
-    made: usize,
+    generated: usize,
 }
 
 /// Runs all cells that are left, and shows the record.
@@ -99,7 +99,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     let peer = !options.smoke && version.is_some();
     let sides = SIDES.into_iter().filter(|side| *side != Contender::LlamaCpp || peer);
-    let decode = Decode { sides: sides.collect(), prompt, made };
+    let decode = Decode { sides: sides.collect(), prompt, generated: made };
     let settings = json!({
         "experiment": NAME, "smoke": options.smoke, "loopback": options.loopback,
         "plain": options.plain, "models": extent.models, "samples": extent.samples,
@@ -117,12 +117,12 @@ pub(super) fn run(options: &Options) -> Result<()> {
 }
 
 /// The side that generates now, with its model placed.
-enum Maker<'a, 'p> {
+enum Generator<'a, 'p> {
     Ours(&'a Placed<'p>),
     Theirs(&'a mut LlamaCpp),
 }
 
-impl Maker<'_, '_> {
+impl Generator<'_, '_> {
     /// The process id of a side's process that runs beside the devices; none where it has none.
     fn driver(&self) -> Option<u32> {
         match self {
@@ -167,20 +167,20 @@ impl Contest for Decode {
                     eprintln!("{}: weights are brought to the servers", turn.key);
                     *peer = Some(LlamaCpp::start(bench.testbed, bench.model.path(), ROOM)?);
                 }
-                let theirs = peer.as_mut().map(Maker::Theirs);
+                let theirs = peer.as_mut().map(Generator::Theirs);
                 return self.samples(bench, theirs.context("it was started")?, turn);
             }
         };
         let split = Split::Profiles { tokens: self.prompt as u32 };
         let mut cluster = bench.cluster(strategy, split, bench.options.plain)?;
         cluster.kv_cache_tokens = Some(ROOM);
-        cluster.generate = Some(self.made as u32);
+        cluster.generate = Some(self.generated as u32);
         let placed = match bench.place(cluster)? {
             Ok(placed) => placed,
             Err(outcome) => return Ok(outcome),
         };
         turn.cell().labels.insert("plan".to_owned(), placed.what());
-        self.samples(bench, Maker::Ours(&placed), turn)
+        self.samples(bench, Generator::Ours(&placed), turn)
     }
 }
 
@@ -189,7 +189,7 @@ impl Decode {
     fn samples(
         &self,
         bench: &Bench<'_>,
-        mut maker: Maker<'_, '_>,
+        mut maker: Generator<'_, '_>,
         turn: &mut Turn<'_>,
     ) -> Result<Outcome> {
         let prompt: Vec<u32> = (0..self.prompt as u32).map(|i| 3 + i * 7 % 90).collect();
@@ -202,13 +202,13 @@ impl Decode {
     fn sample(
         &self,
         bench: &Bench<'_>,
-        maker: &mut Maker<'_, '_>,
+        maker: &mut Generator<'_, '_>,
         prompt: &[u32],
         cell: &mut Cell,
     ) -> Result<Sampled> {
         quiet(bench.options)?;
         let sent = bench.sent()?;
-        let (made, driver) = (self.made, maker.driver());
+        let (made, driver) = (self.generated, maker.driver());
         let generate = || {
             // The cost of the first token is in both generations, and that of the others in one.
             let before = sent()?;
@@ -357,7 +357,7 @@ impl Found<'_> {
                 ours.labels.get("plan").cloned().unwrap_or_default(),
                 figure(ours, "token_ms"),
                 percent(ours.spread("outside").median),
-                same.map_or("-".to_owned(), |n| format!("{n} of {}", self.decode.made + 1)),
+                same.map_or("-".to_owned(), |n| format!("{n} of {}", self.decode.generated + 1)),
             ]);
         }
         table

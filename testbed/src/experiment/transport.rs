@@ -161,7 +161,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
 struct Lab {
     workers: Vec<Process>,
     addresses: Vec<String>,
-    desk: Identity,
+    coordinator: Identity,
     network: Option<NetworkGuard>,
 }
 
@@ -201,7 +201,7 @@ impl Lab {
             workers.push(worker);
         }
         let desk = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
-        Ok(Self { workers, addresses, desk, network })
+        Ok(Self { workers, addresses, coordinator: desk, network })
     }
 
     fn said(&self) -> String {
@@ -281,7 +281,7 @@ impl ProbeClient {
             let device = DeviceName::new(format!("d{i}"))?;
             let address = &lab.addresses[i];
             let known = (&device, Role::Device);
-            Ok(WorkerClient::new(connect(address, Some(&lab.desk), known, LIMIT).await?))
+            Ok(WorkerClient::new(connect(address, Some(&lab.coordinator), known, LIMIT).await?))
         };
         let (first, mut second) = (open(0).await?, open(1).await?);
         let asked = v1::DescribeRequest { protocol: galaxy_proto::PROTOCOL };

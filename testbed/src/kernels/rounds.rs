@@ -159,7 +159,7 @@ fn splits(options: &Options, record: &mut Record) -> Result<()> {
             for (name, turn) in &mut turns {
                 turn.rows = rows;
                 let found = turn.sum(|part| {
-                    !matches!(part, OperationKind::AttentionJoin | OperationKind::MlpJoin)
+                    !matches!(part, OperationKind::AttentionAddNorm | OperationKind::MlpAddNorm)
                 })?;
                 let label = rows.to_string();
                 let labels = [("rows", label.as_str()), ("cut", *name)];

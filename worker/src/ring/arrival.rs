@@ -261,9 +261,9 @@ impl Ring {
 
     /// Takes a device that wants to measure the link: one of the cluster, by its certificate, or any peer where links
     /// without TLS are taken. What it may use of this device is bounded in time and bytes.
-    async fn take_probe(&self, peer: Peer, hello: ProbeHandshake, mut stream: Incoming) {
+    async fn take_probe(&self, peer: Peer, handshake: ProbeHandshake, mut stream: Incoming) {
         let answer = match &peer.identity {
-            Some((name, Role::Device)) if *name == hello.name => HandshakeReply::Busy,
+            Some((name, Role::Device)) if *name == handshake.name => HandshakeReply::Busy,
             None if matches!(stream, Incoming::Plain(_)) => HandshakeReply::Busy,
             _ => HandshakeReply::WrongName,
         };
@@ -309,47 +309,50 @@ impl Ring {
 
     async fn take(self, peer: Peer, mut stream: Incoming) {
         let Some(_seat) = self.seat(&peer, matches!(stream, Incoming::Plain(_))) else { return };
-        let hello = match timeout(HANDSHAKE_DEADLINE, stream.handshake()).await {
+        let handshake = match timeout(HANDSHAKE_DEADLINE, stream.handshake()).await {
             Ok(Ok(bytes)) => Greeting::decode(&bytes),
             Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "no handshake came"),
         };
-        let hello = match hello {
-            Ok(Greeting::Ring(hello)) => hello,
-            Ok(Greeting::Probe(hello)) => return self.take_probe(peer, hello, stream).await,
+        let handshake = match handshake {
+            Ok(Greeting::Ring(handshake)) => handshake,
+            Ok(Greeting::Probe(handshake)) => {
+                return self.take_probe(peer, handshake, stream).await;
+            }
             Err(error) => return self.refused(&peer, &error),
         };
         let mut expected = self.expected.subscribe();
-        let wait = expected.wait_for(|expected| expected.epoch >= hello.epoch);
+        let wait = expected.wait_for(|expected| expected.epoch >= handshake.epoch);
         let expected = match timeout(PARK_DEADLINE, wait).await {
             Ok(Ok(expected)) => expected.clone(),
             Ok(Err(_)) | Err(_) => return tracing::debug!(%peer, "its epoch did not come"),
         };
-        let answer = judge(&expected, &hello, &peer, matches!(stream, Incoming::Plain(_)));
+        let answer = judge(&expected, &handshake, &peer, matches!(stream, Incoming::Plain(_)));
         if answer == HandshakeReply::Welcome {
-            let arrival = Arrival { from: hello.from, stream };
+            let arrival = Arrival { from: handshake.from, stream };
             // The channel is full or closed: the links of that epoch are formed, or it was given up.
             drop(expected.arrived.try_send(arrival));
         } else {
-            self.refused(&peer, &format!("epoch {}: {answer:?}", hello.epoch));
+            self.refused(&peer, &format!("epoch {}: {answer:?}", handshake.epoch));
             drop(timeout(HANDSHAKE_DEADLINE, stream.answer(answer)).await);
         }
     }
 }
 
 /// Checks the handshake of a ring link: its epoch, the certificate of the peer, its rank and name, and the plan.
-fn judge(expected: &Expected, hello: &Handshake, peer: &Peer, plain: bool) -> HandshakeReply {
-    if hello.epoch != expected.epoch || expected.closed {
+fn judge(expected: &Expected, handshake: &Handshake, peer: &Peer, plain: bool) -> HandshakeReply {
+    if handshake.epoch != expected.epoch || expected.closed {
         return HandshakeReply::Stale;
     }
     let certified = match &peer.identity {
-        Some((name, role)) => *role == Role::Device && *name == hello.name,
+        Some((name, role)) => *role == Role::Device && *name == handshake.name,
         None => plain && expected.link == LinkType::Plain,
     };
-    let named = expected.from.iter().any(|(rank, name)| *rank == hello.from && *name == hello.name);
+    let named =
+        expected.from.iter().any(|(rank, name)| *rank == handshake.from && *name == handshake.name);
     if !certified || !named {
         return HandshakeReply::WrongName;
     }
-    if hello.plan != expected.plan {
+    if handshake.plan != expected.plan {
         return HandshakeReply::OtherPlan;
     }
     HandshakeReply::Welcome
@@ -390,27 +393,28 @@ mod tests {
             closed: false,
             arrived: mpsc::channel(1).0,
         };
-        let hello = Handshake { epoch: Epoch(3), from: Rank(1), plan: [1; 32], name: name("b") };
+        let handshake =
+            Handshake { epoch: Epoch(3), from: Rank(1), plan: [1; 32], name: name("b") };
         let peer = |identity| Peer { identity, address: ([127, 0, 0, 1], 1).into() };
         let device = |text: &str| peer(Some((name(text), Role::Device)));
-        let judged = |hello: &Handshake, peer: &Peer| judge(&expected, hello, peer, false);
+        let judged = |handshake: &Handshake, peer: &Peer| judge(&expected, handshake, peer, false);
 
-        assert_eq!(judged(&hello, &device("b")), HandshakeReply::Welcome);
+        assert_eq!(judged(&handshake, &device("b")), HandshakeReply::Welcome);
         // A device of the cluster that uses another's name, and one that is not in the plan.
-        assert_eq!(judged(&hello, &device("c")), HandshakeReply::WrongName);
-        let c = Handshake { name: name("c"), ..hello.clone() };
+        assert_eq!(judged(&handshake, &device("c")), HandshakeReply::WrongName);
+        let c = Handshake { name: name("c"), ..handshake.clone() };
         assert_eq!(judged(&c, &device("c")), HandshakeReply::WrongName);
         let client = peer(Some((name("b"), Role::Client)));
-        assert_eq!(judged(&hello, &client), HandshakeReply::WrongName);
-        assert_eq!(judged(&hello, &peer(None)), HandshakeReply::WrongName);
-        let other_rank = Handshake { from: Rank(2), ..hello.clone() };
+        assert_eq!(judged(&handshake, &client), HandshakeReply::WrongName);
+        assert_eq!(judged(&handshake, &peer(None)), HandshakeReply::WrongName);
+        let other_rank = Handshake { from: Rank(2), ..handshake.clone() };
         assert_eq!(judged(&other_rank, &device("b")), HandshakeReply::WrongName);
-        let stale = Handshake { epoch: Epoch(2), ..hello.clone() };
+        let stale = Handshake { epoch: Epoch(2), ..handshake.clone() };
         assert_eq!(judged(&stale, &device("b")), HandshakeReply::Stale);
-        let other = Handshake { plan: [2; 32], ..hello.clone() };
+        let other = Handshake { plan: [2; 32], ..handshake.clone() };
         assert_eq!(judged(&other, &device("b")), HandshakeReply::OtherPlan);
         // An epoch that was cancelled is over: that is no fault of a device that comes late.
         expected.closed = true;
-        assert_eq!(judge(&expected, &hello, &device("b"), false), HandshakeReply::Stale);
+        assert_eq!(judge(&expected, &handshake, &device("b"), false), HandshakeReply::Stale);
     }
 }

@@ -297,9 +297,9 @@ impl QuicPipe {
     /// Sends a handshake, and waits for the answer.
     pub(super) async fn greet(
         &mut self,
-        hello: &[u8; HANDSHAKE_BYTES],
+        handshake: &[u8; HANDSHAKE_BYTES],
     ) -> io::Result<[u8; WELCOME_BYTES]> {
-        self.send()?.write_all(hello).await.map_err(unsent)?;
+        self.send()?.write_all(handshake).await.map_err(unsent)?;
         let mut answer = [0; WELCOME_BYTES];
         self.receive()?.read_exact(&mut answer).await.map_err(cut_short)?;
         Ok(answer)

@@ -103,7 +103,7 @@ impl TemplateArguments {
     }
 
     /// The field of the last message that the model is to continue; none if it is to begin an answer.
-    fn goes_on(&self) -> Result<Option<String>, ApiError> {
+    fn continued_field(&self) -> Result<Option<String>, ApiError> {
         let field = match self.get("continue_final_message") {
             None => return Ok(None),
             Some(value) if value.kind() == ValueKind::Bool && !value.is_true() => return Ok(None),
@@ -204,7 +204,7 @@ impl Rendering {
         let read = Arc::new(AtomicBool::new(false));
         let chat = messages.iter().enumerate().map(|(index, m)| m.entries(index, form, &read));
         let mut chat = chat.collect::<Result<Vec<_>, _>>()?;
-        let goes_on = match (arguments.goes_on()?, chat.last_mut()) {
+        let goes_on = match (arguments.continued_field()?, chat.last_mut()) {
             (Some(field), Some(last)) => Some(mark(last, &field, &read)?),
             _ => None,
         };

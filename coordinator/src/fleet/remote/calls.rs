@@ -257,7 +257,7 @@ async fn follow(
                 });
             }
             Some(place_event::Event::Wanted(_)) => {
-                let (supplier, identity) = (shared.supplier.clone(), shared.identity.clone());
+                let (supplier, identity) = (shared.model_server.clone(), shared.identity.clone());
                 let device = shared.device(device);
                 supplies.spawn(async move { supplier.supply(&device, &identity).await });
             }

@@ -271,7 +271,7 @@ impl Program<'_> {
             };
             decoded = decoded_of(&done);
             if *tokens.get_or_insert_with(|| done.tokens.clone()) != done.tokens {
-                let reason = "it has chosen other tokens than another device".to_owned();
+                let reason = "it has sampled other tokens than another device".to_owned();
                 return Err(self.failed(device, reason).await);
             }
             let name = self.shared.device(device).name.clone();
@@ -324,7 +324,7 @@ fn decoded_of(done: &ExecuteDone) -> Decoded {
     let last = few.then(|| convert::shape(done.last.clone(), done.last.len()).ok()).flatten();
     let last = last.filter(|shape| shape.rows() as usize == shape.segments().len());
     let (counts, steps, rows) = (done.counts.clone(), done.steps, done.rows);
-    Decoded { counts, breadths, steps, rows, last }
+    Decoded { counts, candidate_counts: breadths, steps, rows, last }
 }
 
 /// The devices of the plan in force, and the connections to them.
@@ -369,7 +369,7 @@ pub(super) async fn forget(shared: &Shared, epoch: Epoch, slot: u32) {
         // One that is gone ends the epoch by itself.
         drop(tokio::time::timeout(VERDICT, left(&mut readiness, epoch)).await);
         if *readiness.borrow() == Readiness::Ready(epoch) {
-            let reason = "it does not give back the room of a text";
+            let reason = "it does not give back the room of a sequence";
             spoil(shared, &mut readiness, epoch, device, reason).await;
         }
     }

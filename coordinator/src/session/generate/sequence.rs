@@ -117,7 +117,7 @@ impl SequenceState {
             ends: self.ends.clone(),
             alone: self.alone,
             reusable: self.reusable,
-            tell,
+            token_events: tell,
         }
     }
 }
@@ -217,7 +217,7 @@ impl Session {
         self.check_known(0, &tokens)?;
         let (prompt, room) = (tokens.len(), limit - tokens.len() as u32);
         let most = if max_tokens == 0 { room } else { max_tokens.min(room) };
-        let slot = self.inner.counts.texts.fetch_add(1, Ordering::Relaxed);
+        let slot = self.inner.counts.sequences.fetch_add(1, Ordering::Relaxed);
         if generated.len() > most as usize {
             let (have, limit) = (generated.len(), (limit - prompt as u32).min(most));
             let why = format!("{have} tokens were generated already, and {limit} are to be in all");
@@ -225,7 +225,7 @@ impl Session {
         }
         self.check_known(0, &generated)?;
         let sequence = Sequence { slot, rows: prompt as u32 + most, sampling, tokens, prompt };
-        let (age, reusable) = (self.inner.steps.arrive(), !spec.turns_by_length());
+        let (age, reusable) = (self.inner.steps.arrive(), !spec.rotates_by_length());
         let current = SequenceState::new((age, priority), sequence, written, ends.into(), reusable);
         Ok((current, stop, took))
     }

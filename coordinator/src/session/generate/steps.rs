@@ -101,7 +101,7 @@ pub(super) struct StepRequest {
     /// Whether its rows are the same whatever comes behind them, so that others may begin with them.
     pub(super) reusable: bool,
     /// Receives its tokens as they are generated.
-    pub(super) tell: mpsc::UnboundedSender<TokenEvent>,
+    pub(super) token_events: mpsc::UnboundedSender<TokenEvent>,
 }
 
 /// The answer to a step request.
@@ -165,7 +165,7 @@ struct Next {
 }
 
 /// A sequence that takes part in a step.
-struct Chosen {
+struct ScheduledSequence {
     part: SequenceStep,
     entry: ActiveSequence,
     /// How many of its rows are cached, its own or those that it begins with.
@@ -180,7 +180,7 @@ struct Taken {
     /// The sequences that are evicted.
     evicted: Vec<ActiveSequence>,
     /// The sequences that take part in the step.
-    chosen: Vec<Chosen>,
+    scheduled: Vec<ScheduledSequence>,
     /// Slots that devices have to forget before the step.
     before: Vec<u32>,
     /// Slots that devices have to forget after the step.
@@ -315,22 +315,22 @@ impl Steps {
         state.starving = starving;
         let Step { evicted, parts, phase, steps, row_cost } = step?;
         let mut taken = state.taken(evicted, parts, &prefixes);
-        if taken.chosen.is_empty() && taken.evicted.is_empty() {
+        if taken.scheduled.is_empty() && taken.evicted.is_empty() {
             // Trying again at once would come to the same.
             tracing::warn!("no sequence of the next step has room in the KV cache: all wait");
             return None;
         }
         // Steps whose sequences need as many candidates are the same programs, whichever need them.
-        taken.chosen.sort_by_key(|Chosen { part, entry, .. }| {
+        taken.scheduled.sort_by_key(|ScheduledSequence { part, entry, .. }| {
             (std::cmp::Reverse(entry.request.candidates), part.count.is_none())
         });
-        let between = taken.chosen.iter().map(|_| self.between()).collect();
-        let task = task(&taken.chosen, (phase, steps, row_cost), epoch);
+        let between = taken.scheduled.iter().map(|_| self.between()).collect();
+        let task = task(&taken.scheduled, (phase, steps, row_cost), epoch);
         Some(Next { phase, epoch, taken, between, task })
     }
 
     /// Notes what a step took, and that devices know of the blocks of its sequences.
-    fn ran(&self, phase: Phase, chosen: &[Chosen], run: &Run) {
+    fn ran(&self, phase: Phase, chosen: &[ScheduledSequence], run: &Run) {
         let mut state = self.lock();
         let ran = match phase {
             Phase::Decode => {
@@ -435,11 +435,11 @@ impl State {
             self.counts.prefixes += u64::from(prefix.is_some());
             self.counts.prefix_rows += u64::from(there);
             let context_len = entry.request.cached.map_or(there, |(_, rows)| rows);
-            taken.chosen.push(Chosen { part, entry, context_len, table });
+            taken.scheduled.push(ScheduledSequence { part, entry, context_len, table });
         }
         self.waiting = all.into_iter().flatten().collect();
-        self.counts.running = taken.chosen.len();
-        self.counts.most = self.counts.most.max(taken.chosen.len());
+        self.counts.running = taken.scheduled.len();
+        self.counts.most = self.counts.most.max(taken.scheduled.len());
         self.counts.evicted += taken.evicted.len() as u64;
         taken
     }
@@ -456,14 +456,16 @@ fn prefix_of(
 
 /// The program of a step in an epoch; none for no sequences.
 fn task(
-    chosen: &[Chosen],
+    chosen: &[ScheduledSequence],
     (phase, steps, row_cost): (Phase, u32, Option<f32>),
     epoch: Epoch,
 ) -> Option<Task> {
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
-    for Chosen { part, entry: ActiveSequence { request, .. }, context_len, table } in chosen {
+    for ScheduledSequence { part, entry: ActiveSequence { request, .. }, context_len, table } in
+        chosen
+    {
         // Only one at a time is asked for all candidates.
         let candidates = match request.candidates {
             CandidateCount::All if all => CandidateCount::Many,
@@ -495,7 +497,7 @@ fn task(
         cached.push(CachedSequence {
             room: table.clone().map(room),
             epoch,
-            tell: request.tell.clone(),
+            token_events: request.token_events.clone(),
         });
     }
     let shape = BatchShape::new(segments).ok()?;
@@ -523,7 +525,7 @@ impl Session {
 
     async fn run_step(self, turn: Turn, next: Next) {
         let Next { phase, epoch, taken, between, task } = next;
-        let Taken { evicted, chosen, before, after } = taken;
+        let Taken { evicted, scheduled: chosen, before, after } = taken;
         let steps = &self.inner.steps;
         for slot in before {
             self.inner.fleet.forget(epoch, slot).await;
@@ -546,8 +548,10 @@ impl Session {
         steps.lock().counts.running = 0;
         drop(turn);
         let together = chosen.len();
-        let mut breadths = result.iter().flat_map(|run| run.decoded.breadths.clone());
-        for (Chosen { part, entry, context_len, .. }, between) in chosen.into_iter().zip(between) {
+        let mut breadths = result.iter().flat_map(|run| run.decoded.candidate_counts.clone());
+        for (ScheduledSequence { part, entry, context_len, .. }, between) in
+            chosen.into_iter().zip(between)
+        {
             let candidates = part.count.and_then(|_| breadths.next());
             let stepped = |run: &Arc<Run>| Stepped {
                 run: run.clone(),
@@ -642,7 +646,7 @@ mod tests {
                 let Some(Next { taken, between, phase, .. }) = next else {
                     return Err(TestCaseError::fail("nobody runs"));
                 };
-                prop_assert!(!taken.chosen.is_empty() || !taken.evicted.is_empty());
+                prop_assert!(!taken.scheduled.is_empty() || !taken.evicted.is_empty());
                 let slots: Vec<u32> = taken.evicted.iter().map(|of| of.request.sequence.slot).collect();
                 for (_, current, place) in &mut going {
                     if slots.contains(&current.sequence.slot) {
@@ -651,7 +655,7 @@ mod tests {
                     }
                 }
                 drop(between);
-                for Chosen { part, entry, context_len, .. } in taken.chosen {
+                for ScheduledSequence { part, entry, context_len, .. } in taken.scheduled {
                     let slot = entry.request.sequence.slot;
                     let at = going.iter().position(|(_, current, _)| current.sequence.slot == slot).unwrap();
                     let (base, current, _) = &mut going[at];

@@ -79,13 +79,13 @@ impl Sources<'_> {
             scores = (scores / most).tanh() * most;
         }
         if let Some((distances, table)) = self.relative_bias {
-            scores = scores + self.apart(distances, table, own, seen);
+            scores = scores + self.relative_bias(distances, table, own, seen);
         }
         let masked =
             self.of.window_after.is_some() && own.len() > 1 || self.of.window_before.is_some();
         if masked {
             let kept = past.map_or(0, |past| past.dims()[0]);
-            scores = scores + self.hidden((own, seen), text, kept);
+            scores = scores + self.mask((own, seen), text, kept);
         }
         let context = activation::softmax(scores, 2).matmul(values).swap_dims(0, 1);
         context.reshape([own.len() as usize, heads as usize * self.of.width as usize])
@@ -117,7 +117,7 @@ impl Sources<'_> {
     }
 
     /// The relative position bias of these rows: `[heads, own, seen]`.
-    fn apart(
+    fn relative_bias(
         &self,
         spec: RelativeBias,
         table: &[f32],
@@ -138,12 +138,7 @@ impl Sources<'_> {
     }
 
     /// The mask that hides from each row the keys that it does not see: `[1, own, kept + seen]`.
-    fn hidden(
-        &self,
-        (own, seen): (Span<Row>, Span<Row>),
-        text: Span<Row>,
-        kept: usize,
-    ) -> Tensor<3> {
+    fn mask(&self, (own, seen): (Span<Row>, Span<Row>), text: Span<Row>, kept: usize) -> Tensor<3> {
         // Rows are counted within their sequence.
         let at = |row: u32| i64::from(row - text.start()) + kept as i64;
         let keys: Vec<i64> = (0..kept as i64).chain(seen.iter().map(at)).collect();

@@ -1,6 +1,6 @@
 //! A shard's weights as tensors of a device: f32, row-major.
 
-use crate::weights::{HeldMatrix, Shard};
+use crate::weights::{Shard, ShardMatrix};
 use burn::{Device, Int, Tensor, TensorData};
 use galaxy_common::{Head, Span};
 use galaxy_graph::operators::{Attention, Operator, OperatorId, WeightId, Within};
@@ -103,8 +103,8 @@ impl Mover<'_> {
     }
 
     /// One matrix of several that stand side by side; none where there are none.
-    fn matrix(&mut self, matrices: Vec<HeldMatrix>) -> Option<Tensor<2>> {
-        let one = |matrix: HeldMatrix| {
+    fn matrix(&mut self, matrices: Vec<ShardMatrix>) -> Option<Tensor<2>> {
+        let one = |matrix: ShardMatrix| {
             let (values, shape) = (matrix.wide(), [matrix.inputs, matrix.outputs]);
             drop(matrix);
             self.tensor(values, shape)

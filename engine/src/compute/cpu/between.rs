@@ -5,7 +5,7 @@ use crate::compute::{
     Staged,
     call::Call,
     kernels::{
-        rows::{self, Joined},
+        rows::{self, AddNormInputs},
         wire::{self, Tile},
     },
     op_error::{NO_OPERATOR, OpError},
@@ -44,7 +44,7 @@ impl Call<'_> {
 }
 
 impl CpuEngine {
-    pub(super) fn join(
+    pub(super) fn add_norm(
         &self,
         call: &Call<'_>,
         of: AddNorm,
@@ -78,8 +78,8 @@ impl CpuEngine {
             None => None,
         };
         let norm = self.norm(norm, columns)?;
-        let joined = Joined { residual: old, biases, partial: sum, staged, sum_norm, norm };
-        rows::join(&self.threads, joined, residual, normed);
+        let joined = AddNormInputs { residual: old, biases, partial: sum, staged, sum_norm, norm };
+        rows::add_norm(&self.threads, joined, residual, normed);
         Ok(())
     }
 

@@ -137,7 +137,7 @@ mod tests {
         super::{activation::ActivationFn, area::Extent, testing::*},
         *,
     };
-    use crate::weights::HeldMatrix;
+    use crate::weights::ShardMatrix;
     use galaxy_common::WeightFormat;
 
     const FORMATS: [WeightFormat; WeightFormat::FLOATS.len()] = WeightFormat::FLOATS;
@@ -148,12 +148,12 @@ mod tests {
         outputs: usize,
         gated: bool,
         format: WeightFormat,
-    ) -> HeldMatrix {
+    ) -> ShardMatrix {
         let values = random.values(inputs * outputs);
-        HeldMatrix::pack(&values, inputs, outputs, gated, format)
+        ShardMatrix::pack(&values, inputs, outputs, gated, format)
     }
 
-    fn reference(x: &[f32], matrix: &HeldMatrix, bias: Option<&[f32]>) -> Vec<f64> {
+    fn reference(x: &[f32], matrix: &ShardMatrix, bias: Option<&[f32]>) -> Vec<f64> {
         let (w, n) = (matrix.wide(), matrix.outputs);
         let mut out = Vec::new();
         for x in x.chunks(matrix.inputs) {
@@ -246,7 +246,7 @@ mod tests {
         threads: &Threads,
         instructions: Instructions,
         left: Area<'_>,
-        matrix: &HeldMatrix,
+        matrix: &ShardMatrix,
         out: AreaMut<'_>,
         epilogue: Epilogue<'_>,
     ) {
@@ -332,7 +332,7 @@ mod tests {
                             small[row * 2 * own.len() + at] = wide[place];
                         }
                     }
-                    let small = HeldMatrix::pack(&small, to - from, 2 * own.len(), true, format);
+                    let small = ShardMatrix::pack(&small, to - from, 2 * own.len(), true, format);
                     let make = |matrix: AnyMatrix<'_>, epilogue: Epilogue<'_>| {
                         let mut out = vec![f32::NAN; rows * own.len()];
                         let area = whole_mut(&mut out, rows, own.len());

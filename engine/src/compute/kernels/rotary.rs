@@ -84,7 +84,7 @@ impl RotaryTable {
     ///
     /// # Panics
     /// When the table does not reach one of these places.
-    pub(crate) fn turn(
+    pub(crate) fn rotate(
         &self,
         threads: &Threads,
         rows: AreaMut<'_>,
@@ -102,7 +102,7 @@ impl RotaryTable {
                 let heads = &mut rows.row(row)[..heads * head_width];
                 match pairs {
                     Pairs::Halves => vector::turn(heads, head_width, cosines, sines),
-                    Pairs::Neighbours => turn_neighbours(heads, head_width, cosines, sines),
+                    Pairs::Neighbours => rotate_interleaved(heads, head_width, cosines, sines),
                 }
             }
         });
@@ -110,7 +110,7 @@ impl RotaryTable {
 }
 
 /// Rotates columns 2i and 2i + 1 of each head.
-fn turn_neighbours(heads: &mut [f32], width: usize, cosines: &[f32], sines: &[f32]) {
+fn rotate_interleaved(heads: &mut [f32], width: usize, cosines: &[f32], sines: &[f32]) {
     for head in heads.chunks_exact_mut(width) {
         let (pairs, _) = head.as_chunks_mut();
         for ([low, high], (cosine, sine)) in pairs.iter_mut().zip(cosines.iter().zip(sines)) {
@@ -149,7 +149,7 @@ mod tests {
     const SLOWER: [f32; 4] = [0.9, 0.1, 0.004, 0.0001];
 
     /// Rows of three heads, turned in f64.
-    fn turned(
+    fn rotated(
         before: &[f32],
         places: &[RowPosition],
         pairs: [(usize, usize); 4],
@@ -211,14 +211,14 @@ mod tests {
             let inverse_frequencies = FREQUENCIES.to_vec();
             let rotation = &Rotary { inverse_frequencies, long, scale, pairs, limit: 600 };
             let above = rotation.above();
-            let want = turned(&before, &places, columns_of_pairs, f64::from(scale), above);
+            let want = rotated(&before, &places, columns_of_pairs, f64::from(scale), above);
             let mut table = RotaryTable::default();
             table.reach(rotation, 4);
             table.reach_rows(rotation, &places);
             for threads in [1, 2] {
                 let mut got = before.clone();
                 let area = whole_mut(&mut got, rows, columns);
-                table.turn(&Threads::new(threads), area, &places, pairs, heads, width);
+                table.rotate(&Threads::new(threads), area, &places, pairs, heads, width);
                 close("turned", &got, &want);
             }
         }

@@ -77,7 +77,7 @@ pub(crate) fn norm_heads(threads: &Threads, heads: [(usize, Norm<'_>); 2], rows:
 
 /// The inputs of a residual addition.
 #[derive(Clone, Copy)]
-pub(crate) struct Joined<'a> {
+pub(crate) struct AddNormInputs<'a> {
     pub(crate) residual: Area<'a>,
     /// The biases: one, or two where two sums are added at once.
     pub(crate) biases: [Option<&'a [f32]>; 2],
@@ -90,13 +90,14 @@ pub(crate) struct Joined<'a> {
 
 /// Adds to the residual stream: residual' = residual + biases + (partial + staged). What is added is normed first where
 /// there is a norm of it. `normed` takes the normed rows; without it the residual itself is normed.
-pub(crate) fn join(
+pub(crate) fn add_norm(
     threads: &Threads,
-    joined: Joined<'_>,
+    joined: AddNormInputs<'_>,
     residual: AreaMut<'_>,
     normed: Option<AreaMut<'_>>,
 ) {
-    let Joined { residual: old, biases: [bias, other], partial, staged, sum_norm, norm } = joined;
+    let AddNormInputs { residual: old, biases: [bias, other], partial, staged, sum_norm, norm } =
+        joined;
     let values = 4 * residual.rows() * residual.columns();
     threads.each((residual, normed), 1, values, |first, (mut residual, mut normed)| {
         for at in 0..residual.rows() {
@@ -187,7 +188,7 @@ mod tests {
                     });
                     let mut residual = vec![f32::NAN; size];
                     let mut normed = vec![f32::NAN; size];
-                    let joined = Joined {
+                    let joined = AddNormInputs {
                         sum_norm: None,
                         residual: whole(&old, rows, columns),
                         biases: [Some(&bias), other.then_some(&weight[..])],
@@ -195,7 +196,7 @@ mod tests {
                         staged: tile,
                         norm,
                     };
-                    join(
+                    add_norm(
                         &threads,
                         joined,
                         whole_mut(&mut residual, rows, columns),

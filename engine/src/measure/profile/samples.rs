@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_measured_time_of_zero_becomes_one_nanosecond() {
         let mut samples = Samples::default();
-        samples.add(&mut vec![(Kernel::Join, vec![1], 0.0)]);
+        samples.add(&mut vec![(Kernel::AddNorm, vec![1], 0.0)]);
         assert_eq!(samples.tables(1.0)[0].nanos, [1.0]);
     }
 }

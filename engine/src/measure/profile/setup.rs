@@ -50,7 +50,7 @@ pub(super) struct ProfileSetup {
 struct Widths {
     qkv: TensorId,
     context: TensorId,
-    inner: TensorId,
+    intermediate: TensorId,
 }
 
 const RESIDUAL: TensorId = TensorId(0);
@@ -103,7 +103,12 @@ impl ProfileSetup {
             Widths {
                 qkv: tensor(Role::Qkv, context + 2 * width(kv), Memory::Device, SLOTS),
                 context: tensor(Role::Context, context, Memory::Device, SLOTS + 1),
-                inner: tensor(Role::Intermediate, block.columns.len(), Memory::Device, SLOTS + 2),
+                intermediate: tensor(
+                    Role::Intermediate,
+                    block.columns.len(),
+                    Memory::Device,
+                    SLOTS + 2,
+                ),
             }
         });
         let layers: Vec<_> = layers.collect();
@@ -250,7 +255,7 @@ impl ProfileSetup {
         let time = self.run(&binding, norm, &[residual], &[input])?;
         taken.push((Kernel::Norm, one.clone(), time));
         for layer in first..first + self.sample.set {
-            let Widths { qkv, context, inner } = self.layers[layer];
+            let Widths { qkv, context, intermediate: inner } = self.layers[layer];
             let block = self.sample.blocks[layer].1;
             let width = |stand: &Self, tensor| stand.program.tensor(tensor).width;
             let layer = layer as u32;
@@ -285,7 +290,7 @@ impl ProfileSetup {
             let joined = [of(self, JOINED), normed];
             let joined = if post { &joined[..1] } else { &joined[..] };
             let time = self.run(&binding, join, &[residual, partial], joined)?;
-            taken.push((Kernel::Join, one.clone(), time));
+            taken.push((Kernel::AddNorm, one.clone(), time));
 
             let time =
                 self.run(&binding, self.product(operators.up, layer), &[input], &[inside])?;

@@ -11,7 +11,7 @@ use crate::{
 use galaxy_common::Bytes;
 
 impl Driver {
-    /// Brings the board and the readiness up to date with the membership.
+    /// Brings the device table and the readiness up to date with the membership.
     pub(super) fn show(&self) {
         let mut table = self.shared.device_table();
         for (device, entry) in table.entries.iter_mut().enumerate() {

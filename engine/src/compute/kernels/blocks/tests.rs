@@ -13,7 +13,7 @@ use super::{
     GROUP,
     place::BlockLayout,
 };
-use crate::weights::{AnyMatrix, HeldMatrix, Layout, Window};
+use crate::weights::{AnyMatrix, Layout, ShardMatrix, Window};
 use galaxy_common::{Activations, WeightBlock, WeightFormat};
 
 fn formats() -> impl Iterator<Item = (WeightFormat, WeightBlock)> {
@@ -61,7 +61,7 @@ impl File {
     }
 
     /// The same matrix as it is held, from input `first` on.
-    fn held(&self, first: usize, inputs: usize, outputs: usize, gated: bool) -> HeldMatrix {
+    fn held(&self, first: usize, inputs: usize, outputs: usize, gated: bool) -> ShardMatrix {
         let layout = Layout { inputs, outputs, gated, first };
         let blocks = layout.blocks(self.format).expect("it has blocks");
         let block = self.format.block().expect("it has blocks");
@@ -77,7 +77,7 @@ impl File {
                 blocks.place(row, skip, to, (panel, lane + at), values.values_mut());
             }
         }
-        HeldMatrix::new(layout, self.format, values)
+        ShardMatrix::new(layout, self.format, values)
     }
 }
 
@@ -98,7 +98,7 @@ fn product(
     out
 }
 
-fn reference(x: &[f32], matrix: &HeldMatrix) -> Vec<f64> {
+fn reference(x: &[f32], matrix: &ShardMatrix) -> Vec<f64> {
     let (wide, columns) = (matrix.wide(), matrix.outputs);
     let row = |x: &[f32]| {
         let mut row = vec![0.0; columns];
@@ -123,7 +123,7 @@ fn bound(activations: Activations) -> f64 {
 /// The types that rows are rounded to.
 const ROUNDED: [Activations; 2] = [Activations::A16, Activations::A8];
 
-fn by(matrix: &HeldMatrix, activations: Activations) -> AnyMatrix<'_> {
+fn by(matrix: &ShardMatrix, activations: Activations) -> AnyMatrix<'_> {
     AnyMatrix::from(matrix).by(activations).expect("rows are rounded")
 }
 
@@ -240,7 +240,7 @@ fn copied_blocks_equal_blocks_that_are_read_from_the_file() {
                 let window = Window { input: 256 + first, inputs: count, column: 0, columns: 100 };
                 from.copy(window, (first, 0), layout, values.values_mut());
             }
-            assert!(HeldMatrix::new(layout, format, values).same(&want), "{format}");
+            assert!(ShardMatrix::new(layout, format, values).same(&want), "{format}");
         }
     }
 }

@@ -160,11 +160,12 @@ fn task(entries: &[QueuedBatch]) -> Result<Task, RequestError> {
 
 impl Session {
     /// Runs a batch in its turn, and others that wait with it, unless it is to run alone.
-    pub(super) fn run_together(&self, turn: Turn, place: &WaitingBatch<'_>, alone: bool) {
+    pub(super) fn run_with_others(&self, turn: Turn, place: &WaitingBatch<'_>, alone: bool) {
         if !place.waits() {
             return;
         }
-        let entries = self.inner.together.take(place.number, self.fleet_status().max_rows, alone);
+        let entries =
+            self.inner.batch_queue.take(place.number, self.fleet_status().max_rows, alone);
         // A task of its own: the program runs to its end, whoever still waits for it.
         tokio::spawn(self.clone().run_batches(turn, entries));
     }

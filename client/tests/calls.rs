@@ -333,7 +333,7 @@ async fn a_resumed_token_stream_that_starts_over_is_refused() {
     let gone = Status::unavailable("it ended");
     let error = pieces(&service, &[5, 17], &[(1, gone)]).await.unwrap_err();
     assert_eq!(error.code(), "malformed_answer", "{error}");
-    assert!(error.to_string().contains("tokens that are there"), "{error}");
+    assert!(error.to_string().contains("after the generated tokens"), "{error}");
 }
 
 #[tokio::test]

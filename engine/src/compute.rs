@@ -132,7 +132,8 @@ impl Ending {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_asked(&self) -> bool {
+    /// Whether the burst was asked to end.
+    pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

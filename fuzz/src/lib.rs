@@ -38,7 +38,7 @@ const KIB: usize = 1 << 10;
 /// All fuzz targets, by name.
 pub const TARGETS: &[Target] = &[
     Target { name: "frame", decode: small::frame, fixed: KIB, each: 0 },
-    Target { name: "hello", decode: small::hello, fixed: KIB, each: 0 },
+    Target { name: "handshake", decode: small::handshake, fixed: KIB, each: 0 },
     Target { name: "certificate", decode: small::certificate, fixed: 4 * KIB, each: 4 },
     Target { name: "join", decode: small::join, fixed: 16 * KIB, each: 64 },
     Target { name: "fault", decode: small::fault, fixed: 4 * KIB, each: 32 },

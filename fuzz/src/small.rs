@@ -31,22 +31,22 @@ pub(crate) fn frame(bytes: &[u8]) {
 }
 
 /// A handshake of a link, or the answer to one: the input is cut, or filled up with zeros.
-pub(crate) fn hello(bytes: &[u8]) {
-    let mut hello = [0; HANDSHAKE_BYTES];
+pub(crate) fn handshake(bytes: &[u8]) {
+    let mut handshake = [0; HANDSHAKE_BYTES];
     let length = bytes.len().min(HANDSHAKE_BYTES);
-    hello[..length].copy_from_slice(&bytes[..length]);
-    match Greeting::decode(&hello) {
+    handshake[..length].copy_from_slice(&bytes[..length]);
+    match Greeting::decode(&handshake) {
         Ok(greeting) => {
             let again = match &greeting {
-                Greeting::Ring(hello) => hello.encode(),
-                Greeting::Probe(hello) => hello.encode(),
+                Greeting::Ring(handshake) => handshake.encode(),
+                Greeting::Probe(handshake) => handshake.encode(),
             };
             assert_eq!(Greeting::decode(&again), Ok(greeting));
         }
         Err(error) => said(&error),
     }
     let mut answer = [0; WELCOME_BYTES];
-    answer.copy_from_slice(&hello[..WELCOME_BYTES]);
+    answer.copy_from_slice(&handshake[..WELCOME_BYTES]);
     match HandshakeReply::decode(&answer) {
         Ok(answer) => assert_eq!(HandshakeReply::decode(&answer.encode()), Ok(answer)),
         Err(error) => said(&error),

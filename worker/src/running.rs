@@ -135,23 +135,34 @@ impl Timelines {
 
 /// The handles that ask bursts of admitted programs to end.
 #[derive(Default)]
-pub(crate) struct Endings(Vec<(Epoch, SequenceNumber, Ending)>);
+pub(crate) struct Endings {
+    admitted: Vec<(Epoch, SequenceNumber, Ending)>,
+    /// The program that was last asked to end when it was not admitted: it may be on its way. A coordinator ends one
+    /// burst at a time, so that one is enough.
+    early: Option<(Epoch, SequenceNumber)>,
+}
 
 impl Endings {
-    /// Adds the handle of a program that is admitted.
+    /// Adds the handle of a program that is admitted, and asks it to end if that was wanted already.
     pub(crate) fn add(&mut self, epoch: Epoch, sequence: SequenceNumber, ending: Ending) {
-        self.0.push((epoch, sequence, ending));
+        if self.early == Some((epoch, sequence)) {
+            ending.ask();
+        }
+        self.admitted.push((epoch, sequence, ending));
     }
 
     /// Removes the handle of a program that leaves.
     pub(crate) fn remove(&mut self, epoch: Epoch, sequence: SequenceNumber) {
-        self.0.retain(|(e, s, _)| (*e, *s) != (epoch, sequence));
+        self.admitted.retain(|(e, s, _)| (*e, *s) != (epoch, sequence));
     }
 
-    /// Asks the burst of a program to end, if it was admitted.
-    pub(crate) fn ask(&self, epoch: Epoch, sequence: SequenceNumber) {
-        let of = self.0.iter().filter(|(e, s, _)| (*e, *s) == (epoch, sequence));
-        of.for_each(|(.., ending)| ending.ask());
+    /// Asks the burst of a program to end: at once, or when it is admitted.
+    pub(crate) fn ask(&mut self, epoch: Epoch, sequence: SequenceNumber) {
+        let admitted = self.admitted.iter().find(|(e, s, _)| (*e, *s) == (epoch, sequence));
+        match admitted {
+            Some((.., ending)) => ending.ask(),
+            None => self.early = Some((epoch, sequence)),
+        }
     }
 }
 
@@ -169,5 +180,19 @@ mod tests {
         assert!(timelines.get(Epoch(1), SequenceNumber(0)).is_err());
         assert!(timelines.get(Epoch(1), SequenceNumber(1)).is_ok());
         assert!(timelines.get(Epoch(2), SequenceNumber(1)).is_err());
+    }
+
+    #[test]
+    fn a_burst_asked_to_end_before_it_is_admitted_ends() {
+        let (mut endings, epoch) = (Endings::default(), Epoch(1));
+        let [one, two, three] = [1, 2, 3].map(SequenceNumber);
+        let handles: [Ending; 3] = Default::default();
+        endings.add(epoch, one, handles[0].clone());
+        endings.ask(epoch, two);
+        endings.add(epoch, two, handles[1].clone());
+        endings.add(epoch, three, handles[2].clone());
+        assert_eq!(handles.each_ref().map(Ending::is_asked), [false, true, false]);
+        endings.ask(epoch, three);
+        assert_eq!(handles.each_ref().map(Ending::is_asked), [false, true, true]);
     }
 }

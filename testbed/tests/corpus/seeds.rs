@@ -100,11 +100,11 @@ fn small(add: Add<'_>) {
         let header = FrameHeader { epoch, sequence, transfer: 77, tile: 3, wire, payload: 4096 };
         add("frame", name, header.encode().to_vec());
     }
-    let hello = Handshake { epoch: Epoch(3), from: Rank(1), plan: [7; 32], name: name("pi-1") };
-    add("hello", "ring", hello.encode().to_vec());
+    let handshake = Handshake { epoch: Epoch(3), from: Rank(1), plan: [7; 32], name: name("pi-1") };
+    add("handshake", "ring", handshake.encode().to_vec());
     let probe = ProbeHandshake { name: name("pi-1") };
-    add("hello", "probe", probe.encode().to_vec());
-    add("hello", "answer", HandshakeReply::Stale.encode().to_vec());
+    add("handshake", "probe", probe.encode().to_vec());
+    add("handshake", "answer", HandshakeReply::Stale.encode().to_vec());
     let fault = Fault::new("overloaded", "the queue of 4 is full", true).of("pi-1");
     let status = to_status(Code::ResourceExhausted, fault);
     add("fault", "overloaded", numbered(8, status.details()));

@@ -114,7 +114,7 @@ pub struct Binding {
     pub shape: BatchShape,
     /// The inputs of all rows, or of those that the device embeds.
     pub inputs: Inputs,
-    /// For each choice of the batch ([`BatchShape::choices`]), which tokens may be chosen: all without a
+    /// For each choice of the batch ([`BatchShape::sampled`]), which tokens may be chosen: all without a
     /// mask. May be shorter than the choices.
     pub masks: Vec<Option<TokenMask>>,
     /// The flag by which others ask the burst to end.

@@ -62,7 +62,7 @@ pub struct Drafting {
 pub struct Generation {
     /// The first step: rows of a prompt, or of the last token of each sequence.
     pub first: Job,
-    /// The goal for each choice of its batch ([`BatchShape::choices`]).
+    /// The goal for each choice of its batch ([`BatchShape::sampled`]).
     pub goals: Vec<Goal>,
     /// The most steps that are run.
     pub steps: u32,

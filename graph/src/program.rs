@@ -288,7 +288,7 @@ pub enum OpKind {
         tile: u16,
     },
     /// Finds the candidates for the next tokens of all segments of which a token is wanted
-    /// ([`BatchShape::choices`]), from the device's slice of the vocabulary and after penalties. Reads a row of
+    /// ([`BatchShape::sampled`]), from the device's slice of the vocabulary and after penalties. Reads a row of
     /// logits for each of them, in their order; writes one tile of candidates ([`candidates_tile_bytes`]).
     TopK {
         /// The device's slice of the vocabulary.

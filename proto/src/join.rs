@@ -1,7 +1,7 @@
 //! Joining a cluster by a line of text, instead of copying keys.
 //!
 //! Who runs a cluster makes an *invitation*: a public id, a secret of 128 bits, a role, a number of uses, an end. Its
-//! [`Line`] says where the coordinator is, and a pin of the authority's key. The machine that joins makes its key
+//! [`JoinLine`] says where the coordinator is, and a pin of the authority's key. The machine that joins makes its key
 //! itself, and sends a request for a certificate over TLS 1.3 to a server whose chain ends in the pinned authority and
 //! whose role is coordinator. Both sides prove that they know the secret over what only this channel has: its exporter,
 //! and the keys of both ends. A proxy in the middle has another exporter, and a proof that was overheard is of no use.

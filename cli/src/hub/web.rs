@@ -172,7 +172,7 @@ impl Web {
         request.call()
     }
 
-    /// Makes an [`Answer`] of a response that is no redirect, or an error of its status.
+    /// Makes a [`WebResponse`] of a response that is no redirect, or an error of its status.
     fn finish(
         &self,
         from: Origin,

@@ -73,7 +73,7 @@ struct Stamp {
 }
 
 impl ModelServer {
-    /// A supplier of the model in this directory. Nothing is read before somebody needs it.
+    /// A server of the model in this directory. Nothing is read before somebody needs it.
     pub(crate) fn new(path: &Path) -> Self {
         let (ready, progress) = (OnceCell::new(), watch::Sender::new((0, 0)));
         Self { path: path.to_owned(), ready, progress }

@@ -192,8 +192,8 @@ impl Generation {
                     report.outputs = sequences.iter().map(|of| of.last.to_vec()).collect();
                 }
                 let counts = sequences.iter().map(|of| of.generated).collect();
-                let breadths = sequences.iter().map(|of| of.needed).collect();
-                let decoded = Decoded { counts, candidate_counts: breadths, steps, rows, last };
+                let candidate_counts = sequences.iter().map(|of| of.needed).collect();
+                let decoded = Decoded { counts, candidate_counts, steps, rows, last };
                 return Ok(Generated { report, decoded });
             }
             before = Some(report);
@@ -541,8 +541,8 @@ mod tests {
                 assert!(of.generated > 0 && told.iter().copied().eq(want), "{told:?}");
             }
             assert_eq!(progress.sequences.iter().map(|of| of.generated).max(), Some(14));
-            let breadths: Vec<_> = progress.sequences.iter().map(|of| of.needed).collect();
-            assert_eq!(breadths, needed);
+            let candidate_counts: Vec<_> = progress.sequences.iter().map(|of| of.needed).collect();
+            assert_eq!(candidate_counts, needed);
             steps.push((progress.steps, progress.rows));
         }
         assert!(steps[1].0 < steps[0].0 && steps[1].1 > steps[1].0 * 5, "{steps:?}");

@@ -458,8 +458,8 @@ impl LocalCluster {
         let so_far = || now.lock().unwrap_or_else(PoisonError::into_inner).1;
         let rest = text.tokens.get(kept as usize..).unwrap_or_default();
         let mut chunks = rest.chunks(chunk.max(1) as usize).peekable();
-        let breadths = vec![CandidateCount::Few];
-        let mut decoded = Decoded { candidate_counts: breadths, ..Decoded::default() };
+        let candidate_counts = vec![CandidateCount::Few];
+        let mut decoded = Decoded { candidate_counts, ..Decoded::default() };
         let goal = |count| [Goal { count, stop: stop.clone(), mask: None }];
         while let Some(chunk) = chunks.next() {
             let rows = chunk.len() as u32;

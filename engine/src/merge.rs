@@ -74,12 +74,12 @@ pub fn merge(
         .collect();
     for (outputs, values) in parts {
         for (output, values) in outputs.iter().zip(values.iter()) {
-            let misfit =
+            let mismatch =
                 |why: &str| MergeError::Mismatch { segment: output.segment, why: why.to_owned() };
             let segment = segments
                 .get_mut(output.segment as usize)
-                .ok_or_else(|| misfit("there is no such sequence"))?;
-            segment.add(spec, output.kind, values).map_err(misfit)?;
+                .ok_or_else(|| mismatch("there is no such sequence"))?;
+            segment.add(spec, output.kind, values).map_err(mismatch)?;
         }
     }
     let finish = |(index, segment): (usize, Segment)| {

@@ -410,6 +410,6 @@ fn equal(problem: &Problem) -> Split {
 /// The device that a split asks too much of most.
 fn worst(problem: &Problem, split: &Split) -> Missing {
     let above = |d: usize| problem.bytes(split, d).saturating_sub(problem.devices[d].room);
-    let side = (0..problem.devices.len()).max_by_key(|&d| (above(d), std::cmp::Reverse(d)));
-    Missing { bytes: side.map_or(1, above).max(1), device: side }
+    let device = (0..problem.devices.len()).max_by_key(|&d| (above(d), std::cmp::Reverse(d)));
+    Missing { bytes: device.map_or(1, above).max(1), device }
 }

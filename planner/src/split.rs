@@ -216,8 +216,8 @@ impl Problem {
         }
         let rows = self.row_splits();
         if rows.is_empty() {
-            let side = (0..self.devices.len()).max_by_key(|&d| self.devices[d].room);
-            return Err(Missing { bytes: 1, device: side });
+            let device = (0..self.devices.len()).max_by_key(|&d| self.devices[d].room);
+            return Err(Missing { bytes: 1, device });
         }
         let mut best: Option<Split> = None;
         let mut offer = |stages: &Stages| {

@@ -137,7 +137,7 @@ impl Dice {
         // From too little to plenty.
         let plenty = self.real(0.8, 2.2);
         let sequence = self.whole(0, 2) == 0;
-        let mut sides = Vec::new();
+        let mut curves = Vec::new();
         for _ in 0..devices {
             let speed = self.real(1.0, 5.0);
             let mut grow = |count: usize, each: f64| -> Vec<f64> {
@@ -157,7 +157,7 @@ impl Dice {
             let wire = (0..=rows).map(|r| slow * (rows - r) as f64).collect();
             let bytes = |count: usize, each: u64| (0..=count as u64).map(|n| n * each).collect();
             let share = self.real(0.4, 1.6);
-            sides.push(DeviceCurves {
+            curves.push(DeviceCurves {
                 heads: CostCurve { nanos: head_times, bytes: bytes(heads, head_bytes) },
                 columns: CostCurve { nanos: column_times, bytes: bytes(columns, column_bytes) },
                 vocabulary: CostCurve { nanos: vec![0.0], bytes: vec![0] },
@@ -167,10 +167,10 @@ impl Dice {
                 room: (all as f64 * plenty * share / devices as f64) as u64,
             });
         }
-        sides[0].owner = true;
+        curves[0].owner = true;
         Problem {
             parallel_residual: false,
-            devices: sides,
+            devices: curves,
             heads,
             columns,
             vocabulary: 0,

@@ -115,8 +115,8 @@ impl Pair {
                 workers.push(worker);
             }
         }
-        let desk = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
-        Ok(Self { workers, coordinator: desk, network, _work: work })
+        let coordinator = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
+        Ok(Self { workers, coordinator, network, _work: work })
     }
 
     fn measure(&self, samples: usize, mbit: u64) -> Result<()> {

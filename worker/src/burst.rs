@@ -44,7 +44,7 @@ pub(crate) fn checked(text: Sequence, vocabulary: u32) -> Result<Sequence, Worke
 impl Decode {
     /// Checks a burst against the batch that it begins with.
     pub(crate) fn read(burst: v1::Burst, shape: &BatchShape) -> Result<Self, WorkerError> {
-        let (tell, burst) = (burst.tell, Burst::from(burst));
+        let (report_steps, burst) = (burst.report_steps, Burst::from(burst));
         let mut slots: Vec<u32> = shape.sampled().map(|(_, segment, _)| segment.slot).collect();
         slots.sort_unstable();
         let (goals, choices) = (burst.goals.len(), shape.sampled().count());
@@ -64,7 +64,7 @@ impl Decode {
         } else if longest > 1 && shape.rows() as usize != goals {
             "more than one token is generated from single rows only".to_owned()
         } else {
-            return Ok(Self { burst, report_steps: tell });
+            return Ok(Self { burst, report_steps });
         };
         Err(wrong(why))
     }
@@ -87,7 +87,7 @@ impl Decode {
         active: &Active,
         events: &Events,
     ) -> Result<(Generated, Vec<u32>), WorkerError> {
-        let Self { burst: Burst { phase, goals, steps, row_cost }, report_steps: tell } = self;
+        let Self { burst: Burst { phase, goals, steps, row_cost }, report_steps } = self;
         match job.binding.inputs {
             Inputs::Tokens(_) => {}
             Inputs::Typed { .. } => {
@@ -103,7 +103,7 @@ impl Decode {
             tokens: goals.iter().map(room).collect(),
             step: Vec::with_capacity(most as usize * TOKEN_VALUES as usize),
             counts: vec![0; goals.len()],
-            events: tell.then_some(events),
+            events: report_steps.then_some(events),
         };
         let drafting = row_cost.map(|row_cost| Drafting { row_cost, rows: most });
         let goals = goals.iter().map(Goal::from).collect();
@@ -170,7 +170,8 @@ mod tests {
         let read = |counts: &[u32], rows, wanted: &[Wanted]| {
             let goal = |count: &u32| v1::TokenGoal { count: *count, stop: vec![] };
             let goals = counts.iter().map(goal).collect();
-            let burst = v1::Burst { goals, decode: true, tell: true, steps: 8, row_cost: 0.5 };
+            let burst =
+                v1::Burst { goals, decode: true, report_steps: true, steps: 8, row_cost: 0.5 };
             Decode::read(burst, &shape(rows, wanted)).map(|d| d.steps()).map_err(|e| e.to_string())
         };
         assert_eq!(read(&[64], 1, &[token]), Ok(64));
@@ -195,7 +196,7 @@ mod tests {
             |context_len| Segment { slot: 4, context_len, cached: true, rows: 1, wanted: token };
         let twice = BatchShape::new(vec![twice(7), twice(8)]).unwrap();
         let goals = vec![v1::TokenGoal { count: 1, stop: vec![] }; 2];
-        let burst = v1::Burst { goals, decode: true, tell: true, steps: 1, row_cost: 0.0 };
+        let burst = v1::Burst { goals, decode: true, report_steps: true, steps: 1, row_cost: 0.0 };
         let error = Decode::read(burst, &twice).map(|d| d.steps()).unwrap_err().to_string();
         assert!(error.contains("of one sequence"), "{error}");
         let begins = |text: v1::SequenceStart| checked(convert::sequence_from_wire(text)?.0, 10);

@@ -307,11 +307,8 @@ fn typed(
 
 /// Sends results in pieces, then what they cost. False when nobody listens.
 async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
-    let Ran {
-        report,
-        tokens,
-        decoded: Decoded { counts, candidate_counts: breadths, steps, rows, last },
-    } = ran;
+    let Ran { report, tokens, decoded: Decoded { counts, candidate_counts, steps, rows, last } } =
+        ran;
     let wanted = |breadth: CandidateCount| v1::Wanted::from(Wanted::Token(breadth)).into();
     for (output, values) in report.outputs.iter().enumerate() {
         let mut offset = 0;
@@ -338,7 +335,7 @@ async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
         bytes_sent: report.bytes_sent,
         bytes_received: report.bytes_received,
         tokens,
-        wanted: breadths.into_iter().map(wanted).collect(),
+        wanted: candidate_counts.into_iter().map(wanted).collect(),
         counts,
         steps,
         rows,

@@ -13,11 +13,11 @@ pub struct Usage {
 
 impl Usage {
     fn json(self) -> Value {
-        let Self { prompt, cached, generated: made } = self;
+        let Self { prompt, cached, generated } = self;
         json!({
             "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
             "prompt_tokens_details": { "cached_tokens": cached },
         })
     }

@@ -30,7 +30,7 @@ const WHOLE: Duration = Duration::from_secs(180);
 const MAX_WORDS: usize = 200;
 
 /// What supplies the model to a worker without it, and the identity that is used for that.
-type ModelServerAs<'a> = (Arc<ModelServer>, &'a Identity);
+type ServerAndIdentity<'a> = (Arc<ModelServer>, &'a Identity);
 
 /// Profiles of every device of a cluster for a model, and of the links between them: from the
 /// store where it has them, else measured, and then stored.
@@ -50,8 +50,8 @@ pub async fn collect(
 ) -> Result<ClusterProfile, CollectError> {
     let reached = join_all(cluster.devices.iter().map(|device| reach(device, identity))).await;
     let reached: Vec<Reached> = reached.into_iter().collect::<Result<_, _>>()?;
-    let supplier = (Arc::new(ModelServer::new(model.path())), identity);
-    let devices = devices(cluster, (model, supplier), store, wanted, &reached, progress).await?;
+    let server = (Arc::new(ModelServer::new(model.path())), identity);
+    let devices = devices(cluster, (model, server), store, wanted, &reached, progress).await?;
     let links = links(store, wanted, &reached, progress).await?;
     Ok(ClusterProfile { devices, links })
 }
@@ -66,10 +66,10 @@ pub async fn measure_each(
     progress: Listener<'_>,
 ) -> Vec<(DeviceName, CollectError)> {
     let wanted = Wanted { fresh: false, links: Vec::new() };
-    let supplier = Arc::new(ModelServer::new(model.path()));
+    let server = Arc::new(ModelServer::new(model.path()));
     let one = async |device: &DeviceConfig| {
         let reached = reach(device, identity).await?;
-        let from = (model, (supplier.clone(), identity));
+        let from = (model, (server.clone(), identity));
         devices(cluster, from, store, &wanted, &[reached], progress).await
     };
     let measured = join_all(cluster.devices.iter().map(one)).await;
@@ -79,7 +79,7 @@ pub async fn measure_each(
 
 async fn devices(
     cluster: &Cluster,
-    (model, supplier): (&ModelDir, ModelServerAs<'_>),
+    (model, server): (&ModelDir, ServerAndIdentity<'_>),
     store: &Store,
     wanted: &Wanted,
     reached: &[Reached],
@@ -103,7 +103,7 @@ async fn devices(
             Some(profile) => drop(found.insert(name.clone(), profile)),
             None => {
                 let measured =
-                    device(worker.clone(), cluster.max_rows, (model, supplier.clone()), progress);
+                    device(worker.clone(), cluster.max_rows, (model, server.clone()), progress);
                 running.push(async move {
                     tokio::time::timeout(WHOLE, measured).await.unwrap_or_else(|_| {
                         let why = format!("it was not done measuring itself after {WHOLE:?}");
@@ -137,7 +137,7 @@ async fn devices(
 async fn device(
     mut worker: Reached,
     max_rows: u32,
-    (model, (supplier, identity)): (&ModelDir, ModelServerAs<'_>),
+    (model, (server, identity)): (&ModelDir, ServerAndIdentity<'_>),
     progress: Listener<'_>,
 ) -> Result<DeviceProfile, CollectError> {
     let name = worker.device.name.clone();
@@ -174,9 +174,9 @@ async fn device(
                 let note =
                     format!("{name} has no directory of the model: it is brought what it needs");
                 progress(Progress::Note(note));
-                let (supplier, identity) = (supplier.clone(), identity.clone());
+                let (server, identity) = (server.clone(), identity.clone());
                 let device = worker.device.clone();
-                supplies.spawn(async move { supplier.supply(&device, &identity).await });
+                supplies.spawn(async move { server.supply(&device, &identity).await });
             }
             Some(Some(profile_event::Event::Profile(bytes))) => {
                 let profile = postcard::from_bytes(&bytes).ok();

@@ -72,11 +72,11 @@ impl BurnEngine {
             }
             BurnDevice::Wgpu(_) | BurnDevice::Cuda(_) => None,
         };
-        let texts = sequences(&shard, cache);
+        let sequences = sequences(&shard, cache);
         let weights = Weights::take(&mut shard, &opened);
         let runner = Runner {
             shard,
-            sequences: texts,
+            sequences,
             weights,
             device: opened,
             slots: Slots::default(),

@@ -51,7 +51,7 @@ pub(super) fn check(
         let why = format!("rank {} has a program of another phase", other.rank.index());
         return Err(VerifyError::Malformed(why));
     }
-    let words = plan.ranked().filter(|(_, d)| !d.assignment(phase).vocabulary.is_empty());
+    let owners = plan.ranked().filter(|(_, d)| !d.assignment(phase).vocabulary.is_empty());
     let mut contents = Contents {
         graph,
         plan,
@@ -60,7 +60,7 @@ pub(super) fn check(
         programs,
         order,
         pieces,
-        vocabulary_owners: words.fold(0, |all, (rank, _)| all | bit(rank.index())),
+        vocabulary_owners: owners.fold(0, |all, (rank, _)| all | bit(rank.index())),
         held: programs.iter().map(|p| vec![None; p.tensors.len()]).collect(),
         cached_rows: BTreeMap::new(),
         collected: vec![0; programs.len()],

@@ -145,7 +145,7 @@ impl From<&Burst> for v1::Burst {
         let goal = |goal: &TokenGoal| v1::TokenGoal { count: goal.count, stop: goal.stop.to_vec() };
         let (goals, decode) = (goals.iter().map(goal).collect(), *phase == Phase::Decode);
         let (steps, row_cost) = (*steps, row_cost.unwrap_or(0.0));
-        Self { goals, decode, tell: false, steps, row_cost }
+        Self { goals, decode, report_steps: false, steps, row_cost }
     }
 }
 

@@ -176,10 +176,10 @@ impl Lab {
                     loss: condition.loss,
                 });
                 let device = |i| NetworkNode { name: format!("d{i}"), link };
-                let desk = NetworkNode { name: "coordinator".to_owned(), link: None };
+                let coordinator = NetworkNode { name: "coordinator".to_owned(), link: None };
                 let name = options.testbed.as_deref().unwrap_or(NAME);
                 Network::down(name)?;
-                Some(Network::held(name, &[device(0), device(1), desk])?)
+                Some(Network::held(name, &[device(0), device(1), coordinator])?)
             }
         };
         let mut workers = Vec::new();
@@ -200,8 +200,8 @@ impl Lab {
             addresses.push(listening(&mut worker)?);
             workers.push(worker);
         }
-        let desk = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
-        Ok(Self { workers, addresses, coordinator: desk, network })
+        let coordinator = Identity::load(&keys.of("coordinator", Role::Coordinator)?)?;
+        Ok(Self { workers, addresses, coordinator, network })
     }
 
     fn said(&self) -> String {
@@ -227,9 +227,9 @@ impl Lab {
         let control = self.inside(0, congestion_control)?;
         self.inside(DESK, || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let desk = runtime.block_on(ProbeClient::sit(self))?;
+            let client = runtime.block_on(ProbeClient::sit(self))?;
             let sample = |link, cell: &mut Cell| {
-                let (values, verdict) = runtime.block_on(desk.sample(self, link))?;
+                let (values, verdict) = runtime.block_on(client.sample(self, link))?;
                 cell.labels.insert(CONTROL.to_owned(), control.clone());
                 let told = format!("{values:.2?}");
                 Ok((values, if all_count { Verdict::Valid } else { verdict }, told))

@@ -6,8 +6,8 @@ use std::{borrow::Cow, collections::BTreeMap};
 use time::OffsetDateTime;
 
 /// Steps that a template may take: a thousand messages take some hundred thousand. Each pays for 64 bytes of values,
-/// too, so that a template holds at most 256 MB. Unit tests, which use all of it up again and again, have a tenth.
-const FUEL: u64 = if cfg!(test) { 400_000 } else { 4_000_000 };
+/// too, so that a template holds at most 256 MB.
+const FUEL: u64 = 4_000_000;
 const NAME: &str = "chat";
 
 /// A chat template, and the tokens that stand in it.

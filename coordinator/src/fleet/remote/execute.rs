@@ -208,7 +208,8 @@ impl Program<'_> {
             let tell = if rank == 0 { task.listeners() } else { Vec::new() };
             let (sizes, shared) = (sizes.collect(), self.shared.clone());
             // Pixels go to the rows' owners.
-            let burst = request.burst.clone().map(|b| v1::Burst { tell: !tell.is_empty(), ..b });
+            let burst =
+                request.burst.clone().map(|b| v1::Burst { report_steps: !tell.is_empty(), ..b });
             let request = ExecuteRequest { burst, ..request.clone() };
             let request = match task.inputs.part(spec, self.dispatch.embedded[rank]) {
                 Inputs::Tokens(tokens) => ExecuteRequest { tokens: tokens.to_vec(), ..request },
@@ -319,12 +320,12 @@ fn decoded_of(done: &ExecuteDone) -> Decoded {
         // A guess that costs little where it is wrong.
         _ => CandidateCount::Few,
     };
-    let breadths = done.wanted.iter().map(candidates).collect();
+    let candidate_counts = done.wanted.iter().map(candidates).collect();
     let few = (1..=SEQUENCES as usize).contains(&done.last.len());
     let last = few.then(|| convert::shape(done.last.clone(), done.last.len()).ok()).flatten();
     let last = last.filter(|shape| shape.rows() as usize == shape.segments().len());
     let (counts, steps, rows) = (done.counts.clone(), done.steps, done.rows);
-    Decoded { counts, candidate_counts: breadths, steps, rows, last }
+    Decoded { counts, candidate_counts, steps, rows, last }
 }
 
 /// The devices of the plan in force, and the connections to them.

@@ -106,7 +106,7 @@ impl SequenceState {
     }
 
     /// What it waits for; `tell` receives its tokens.
-    pub(super) fn request(&self, tell: mpsc::UnboundedSender<TokenEvent>) -> StepRequest {
+    pub(super) fn request(&self, token_events: mpsc::UnboundedSender<TokenEvent>) -> StepRequest {
         StepRequest {
             age: self.age,
             priority: self.priority,
@@ -117,7 +117,7 @@ impl SequenceState {
             ends: self.ends.clone(),
             alone: self.alone,
             reusable: self.reusable,
-            token_events: tell,
+            token_events,
         }
     }
 }

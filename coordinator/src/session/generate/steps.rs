@@ -35,7 +35,7 @@ pub(in crate::session) struct Steps {
 struct State {
     scheduler: Scheduler,
     /// The waiting sequences, in the order in which they came to wait.
-    waiting: Vec<ActiveSequence>,
+    waiting: Vec<QueuedSequence>,
     /// The number of the sequence that came last, by which the oldest is known.
     ages: u64,
     numbers: u64,
@@ -73,7 +73,7 @@ pub struct Sequences {
     pub accepted: u64,
 }
 
-struct ActiveSequence {
+struct QueuedSequence {
     number: u64,
     client: Who,
     request: StepRequest,
@@ -167,7 +167,7 @@ struct Next {
 /// A sequence that takes part in a step.
 struct ScheduledSequence {
     part: SequenceStep,
-    entry: ActiveSequence,
+    entry: QueuedSequence,
     /// How many of its rows are cached, its own or those that it begins with.
     context_len: u32,
     /// Its blocks of the KV cache; none where devices know of all of them already.
@@ -178,7 +178,7 @@ struct ScheduledSequence {
 #[derive(Default)]
 struct Taken {
     /// The sequences that are evicted.
-    evicted: Vec<ActiveSequence>,
+    evicted: Vec<QueuedSequence>,
     /// The sequences that take part in the step.
     scheduled: Vec<ScheduledSequence>,
     /// Slots that devices have to forget before the step.
@@ -271,7 +271,7 @@ impl Steps {
         state.numbers += 1;
         let number = state.numbers;
         let (client, since) = (client.clone(), Instant::now());
-        state.waiting.push(ActiveSequence { number, client, request, since, answer: sender });
+        state.waiting.push(QueuedSequence { number, client, request, since, answer: sender });
         drop(state);
         self.change();
         WaitingSequence { steps: self.clone(), number, answer }
@@ -354,9 +354,9 @@ impl Steps {
 impl State {
     /// Takes out the sequences that cannot go on as they are, and says why: their cached rows are gone, or, where the
     /// plan is known, its KV cache is too small for them.
-    fn refused(&mut self, planned: bool) -> Vec<(ActiveSequence, RequestError)> {
+    fn refused(&mut self, planned: bool) -> Vec<(QueuedSequence, RequestError)> {
         let (epoch, rows) = (self.blocks.epoch(), self.blocks.all() * Cache::BLOCK);
-        let why = |ActiveSequence { request, .. }: &ActiveSequence| match request.cached {
+        let why = |QueuedSequence { request, .. }: &QueuedSequence| match request.cached {
             Some((of, _)) if of != epoch => Some(RequestError::CacheLost { epoch: of }),
             _ if planned && request.sequence.tokens.len() > rows as usize => {
                 let (what, tokens) = ("the sequence".to_owned(), request.sequence.tokens.len());
@@ -365,14 +365,14 @@ impl State {
             }
             _ => None,
         };
-        let refused = |entry: ActiveSequence| why(&entry).map(|error| (entry, error));
+        let refused = |entry: QueuedSequence| why(&entry).map(|error| (entry, error));
         self.waiting.extract_if(.., |entry| why(entry).is_some()).filter_map(refused).collect()
     }
 
     /// The waiting sequences, as the scheduler sees them.
     fn seen(&self, prefixes: &[Option<Prefix>]) -> Vec<Waiting<&Who>> {
         let (all, now) = (self.waiting.iter().zip(prefixes), Instant::now());
-        all.map(|(ActiveSequence { client, request, since, .. }, prefix)| {
+        all.map(|(QueuedSequence { client, request, since, .. }, prefix)| {
             let there = prefix.map_or(0, |prefix| prefix.rows);
             let context_len = request.cached.map_or(there, |(_, rows)| rows);
             let rows = request.sequence.tokens.len() as u32 - context_len;
@@ -448,7 +448,7 @@ impl State {
 /// The cached rows with which a sequence begins, and which are not run again.
 fn prefix_of(
     blocks: &KvBlocks,
-    ActiveSequence { client, request, .. }: &ActiveSequence,
+    QueuedSequence { client, request, .. }: &QueuedSequence,
 ) -> Option<Prefix> {
     let begins = request.cached.is_none() && request.reusable;
     begins.then(|| blocks.prefix(client, &request.sequence.tokens)).flatten()
@@ -463,7 +463,7 @@ fn task(
     let (mut segments, mut rows) = (Vec::new(), Vec::new());
     let (mut cached, mut goals) = (Vec::new(), Vec::new());
     let mut all = false;
-    for ScheduledSequence { part, entry: ActiveSequence { request, .. }, context_len, table } in
+    for ScheduledSequence { part, entry: QueuedSequence { request, .. }, context_len, table } in
         chosen
     {
         // Only one at a time is asked for all candidates.
@@ -530,7 +530,7 @@ impl Session {
         for slot in before {
             self.inner.fleet.forget(epoch, slot).await;
         }
-        for ActiveSequence { answer, .. } in evicted {
+        for QueuedSequence { answer, .. } in evicted {
             let answered = Answered { came: StepOutcome::Evicted, between: steps.between() };
             drop(answer.send(answered));
         }
@@ -548,11 +548,12 @@ impl Session {
         steps.lock().counts.running = 0;
         drop(turn);
         let together = chosen.len();
-        let mut breadths = result.iter().flat_map(|run| run.decoded.candidate_counts.clone());
+        let mut candidate_counts =
+            result.iter().flat_map(|run| run.decoded.candidate_counts.clone());
         for (ScheduledSequence { part, entry, context_len, .. }, between) in
             chosen.into_iter().zip(between)
         {
-            let candidates = part.count.and_then(|_| breadths.next());
+            let candidates = part.count.and_then(|_| candidate_counts.next());
             let stepped = |run: &Arc<Run>| Stepped {
                 run: run.clone(),
                 phase,

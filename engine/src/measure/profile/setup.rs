@@ -255,7 +255,7 @@ impl ProfileSetup {
         let time = self.run(&binding, norm, &[residual], &[input])?;
         taken.push((Kernel::Norm, one.clone(), time));
         for layer in first..first + self.sample.set {
-            let Widths { qkv, context, intermediate: inner } = self.layers[layer];
+            let Widths { qkv, context, intermediate } = self.layers[layer];
             let block = self.sample.blocks[layer].1;
             let width = |stand: &Self, tensor| stand.program.tensor(tensor).width;
             let layer = layer as u32;
@@ -263,7 +263,7 @@ impl ProfileSetup {
             let operators = self.graph.layers[layer as usize];
             let kv_heads = kv_span(&self.spec, block.heads);
             let (queries, attended) = (of(self, qkv), of(self, context));
-            let (inside, partial) = (of(self, inner), of(self, PARTIAL));
+            let (inside, partial) = (of(self, intermediate), of(self, PARTIAL));
 
             let time =
                 self.run(&binding, self.product(operators.qkv, layer), &[input], &[queries])?;
@@ -294,10 +294,10 @@ impl ProfileSetup {
 
             let time =
                 self.run(&binding, self.product(operators.up, layer), &[input], &[inside])?;
-            taken.push((Kernel::Up, two(self, inner), time));
+            taken.push((Kernel::Up, two(self, intermediate), time));
             let time =
                 self.run(&binding, self.product(operators.down, layer), &[inside], &[partial])?;
-            taken.push((Kernel::Down, two(self, inner), time));
+            taken.push((Kernel::Down, two(self, intermediate), time));
         }
         let head = self.logits.zip(self.graph.language).filter(|_| rows <= LANGUAGE_ROWS);
         if let Some((logits, language)) = head {

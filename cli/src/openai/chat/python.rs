@@ -39,13 +39,13 @@ pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, Error
 }
 
 /// Writes a value, but no more than the fuel that is left pays for: nested lists that each hold the next one twice are
-/// small, and their text is not.
+/// small, and their text is not. Each value in it takes a step of fuel.
 fn write_paid(out: &mut dyn Write, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     let left = state.fuel_levels().map_or(0, |(_, left)| left);
-    let mut paid = Paid { out, room: left.saturating_mul(BYTES_OF_FUEL) };
+    let mut paid = Paid { out, room: left.saturating_mul(BYTES_OF_FUEL), values: 0 };
     match write_text(&mut paid, value) {
-        // What was written is paid for by who takes it.
-        Ok(()) => Ok(()),
+        // The bytes that were written are paid for by who takes them.
+        Ok(()) => state.consume_fuel(paid.values),
         Err(_) if paid.room == 0 => state.consume_fuel(left.saturating_add(1)),
         Err(error) => Err(error.into()),
     }
@@ -55,17 +55,27 @@ fn write_paid(out: &mut dyn Write, state: &State<'_, '_>, value: &Value) -> Resu
 struct Paid<'a> {
     out: &'a mut dyn Write,
     room: u64,
+    /// How many values were written.
+    values: u64,
+}
+
+impl Paid<'_> {
+    /// Pays for a value, whose time would not be paid for by its few bytes.
+    fn pay_value(&mut self) -> fmt::Result {
+        self.values += 1;
+        self.pay(BYTES_OF_FUEL)
+    }
+
+    fn pay(&mut self, bytes: u64) -> fmt::Result {
+        let left = self.room.checked_sub(bytes);
+        self.room = left.unwrap_or(0);
+        left.map(drop).ok_or(fmt::Error)
+    }
 }
 
 impl Write for Paid<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        match self.room.checked_sub(text.len() as u64) {
-            Some(room) => self.room = room,
-            None => {
-                self.room = 0;
-                return Err(fmt::Error);
-            }
-        }
+        self.pay(text.len() as u64)?;
         self.out.write_str(text)
     }
 }
@@ -82,7 +92,7 @@ pub(super) fn is_callable(value: &Value) -> bool {
     value.is_undefined() || plain && as_float(value).is_none()
 }
 
-fn write_text(out: &mut dyn Write, value: &Value) -> fmt::Result {
+fn write_text(out: &mut Paid<'_>, value: &Value) -> fmt::Result {
     match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map => write_repr(out, value, 0),
         _ => write!(out, "{value}"),
@@ -90,10 +100,11 @@ fn write_text(out: &mut dyn Write, value: &Value) -> fmt::Result {
 }
 
 /// Writes Python's `repr(value)`.
-fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
+fn write_repr(out: &mut Paid<'_>, value: &Value, depth: usize) -> fmt::Result {
     if depth > MAX_DEPTH {
         return Err(fmt::Error);
     }
+    out.pay_value()?;
     match value.kind() {
         ValueKind::Undefined => out.write_str("Undefined"),
         ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()),

@@ -21,7 +21,7 @@ use galaxy_common::{LinkType, Reading, Strategy, WireType};
 use galaxy_coord::{Cluster, cluster};
 use galaxy_proto::identity::Role;
 pub use removal::down;
-use removal::{Passing, end, remove, sweep};
+use removal::{Passing, Undisturbed, end, remove, sweep};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{File, TryLockError},
@@ -393,8 +393,8 @@ impl Testbed {
             if let Some(caches) = caches {
                 command.arg("--cache").arg(caches.join(name));
             }
-            let said = self.log(name);
-            let out = File::create(&said)?;
+            let undisturbed = Undisturbed::begin();
+            let out = File::create(self.log(name))?;
             command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
             // A group of its own: it outlives `up`, and no Ctrl-C of ours reaches it.
             std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -403,14 +403,14 @@ impl Testbed {
             let began =
                 began(pid).with_context(|| format!("the worker on {name} ended at once"))?;
             workers.push(Worker { device: name.to_owned(), pid, began, address: String::new() });
-            self.keep(&workers)?;
+            self.keep(&workers, &undisturbed)?;
             // A thread has to wait for the process, so that it is no zombie when it ends before us.
             std::thread::spawn(move || drop({ child }.wait()));
         }
         for worker in &mut workers {
             worker.address = self.listening(worker)?;
         }
-        self.keep(&workers)?;
+        self.keep(&workers, &Undisturbed::begin())?;
         Ok(workers)
     }
 
@@ -419,7 +419,7 @@ impl Testbed {
         self.directory.join(format!("{device}.log"))
     }
 
-    fn keep(&self, workers: &[Worker]) -> Result<()> {
+    fn keep(&self, workers: &[Worker], _: &Undisturbed) -> Result<()> {
         Ok(std::fs::write(self.directory.join("workers.json"), serde_json::to_vec(workers)?)?)
     }
 
@@ -454,8 +454,9 @@ impl Testbed {
     /// # Errors
     /// When a worker does not end.
     pub fn stop_workers(&self) -> Result<()> {
+        let undisturbed = Undisturbed::begin();
         end(&self.workers())?;
-        self.keep(&[])
+        self.keep(&[], &undisturbed)
     }
 
     /// Puts the threads that multiply under their devices' quotas. It has to be called once a model is placed

@@ -130,6 +130,19 @@ impl TestbedRecord {
     }
 }
 
+/// Keeps a signal from taking testbeds down while this is held, so that nothing is made behind its back: a process
+/// that is not in the testbed's list yet would stay.
+pub(super) struct Undisturbed {
+    _up: MutexGuard<'static, Option<Vec<TestbedRecord>>>,
+}
+
+impl Undisturbed {
+    /// Begins. Where a signal takes testbeds down already, this process ends here.
+    pub(super) fn begin() -> Self {
+        Self { _up: locked() }
+    }
+}
+
 /// Locks the list. It is held while a testbed is taken down, so that the process does not end in the middle.
 fn locked() -> MutexGuard<'static, Option<Vec<TestbedRecord>>> {
     UP.lock().unwrap_or_else(PoisonError::into_inner)

@@ -6,7 +6,7 @@
 
 use crate::{
     cgroup::Group,
-    environment::{COORDINATOR, Environment, Gflops, Hold, Scale},
+    environment::{COORDINATOR, Environment, Gflops, Hold, Precision, Scale},
     holding::compute_threads,
     inside,
     metronome::{self, Gate},
@@ -44,8 +44,26 @@ const STILL: f64 = 0.05;
 const BOUND: f64 = 0.1;
 /// How long each measurement takes: hundreds of a quota's periods.
 const WINDOW: Duration = Duration::from_millis(2500);
+/// How long each measurement of a rough calibration takes.
+const ROUGH_WINDOW: Duration = Duration::from_millis(300);
 /// The share of a core that quotas may promise. The rest is for links, the testbed, and the machine.
 const PROMISED: f64 = 0.9;
+
+/// What a calibration spends.
+#[derive(Clone, Copy)]
+struct Effort {
+    /// The length of each measurement.
+    window: Duration,
+    /// The most rounds in which quotas are mended.
+    rounds: usize,
+    /// The furthest that a device's speed may be from what was asked, as a share of it.
+    tolerance: f64,
+}
+
+impl Effort {
+    const FULL: Self = Self { window: WINDOW, rounds: ROUNDS, tolerance: TOLERANCE };
+    const ROUGH: Self = Self { window: ROUGH_WINDOW, rounds: 2, tolerance: BOUND };
+}
 
 /// The result of a calibration.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -120,17 +138,17 @@ impl Calibration {
         if self.devices.iter().all(|d| d.wanted_speed.is_none()) {
             return Ok(());
         }
-        self.settle(testbed, &model(cache)?, STILL, tell)?;
+        self.settle(testbed, &model(cache)?, Effort { tolerance: STILL, ..Effort::FULL }, tell)?;
         self.check()
     }
 
     /// Measures all devices at once under their shares, and mends these until every device is as fast as
-    /// asked, within `tolerance`. The round that came nearest is kept.
+    /// asked, within the tolerance. The round that came nearest is kept.
     fn settle(
         &mut self,
         testbed: &str,
         model: &Path,
-        tolerance: f64,
+        effort: Effort,
         tell: &mut dyn FnMut(&[Calibrated]) -> Result<()>,
     ) -> Result<()> {
         let mut best = self.clone();
@@ -138,7 +156,7 @@ impl Calibration {
         // change their speed by themselves, so no round alone is to be trusted.
         let mut wanted = vec![Vec::new(); self.devices.len()];
         let mut received = vec![Vec::new(); self.devices.len()];
-        for round in 1..=ROUNDS {
+        for round in 1..=effort.rounds {
             let mut commands = Vec::new();
             tell(&self.devices)?;
             for device in &self.devices {
@@ -148,7 +166,7 @@ impl Calibration {
                 let held = device.quota.map(|_| Group::open(testbed, &device.name)).transpose()?;
                 commands.push((command, held));
             }
-            let measured = speeds(commands, model)?;
+            let measured = speeds(commands, model, effort.window)?;
             for (device, speed) in self.devices.iter_mut().zip(&measured) {
                 device.measured = Some(speed.wall);
             }
@@ -161,7 +179,7 @@ impl Calibration {
             if round == 1 || worst < best.off() {
                 best = self.clone();
             }
-            if worst <= tolerance {
+            if worst <= effort.tolerance {
                 break;
             }
             for ((device, speed), wanted) in self.devices.iter_mut().zip(&measured).zip(&mut wanted)
@@ -173,7 +191,7 @@ impl Calibration {
                 device.set_share = Some(Spread::of(wanted).median.min(1.0));
             }
         }
-        if best.off() > tolerance {
+        if best.off() > effort.tolerance {
             tell(&best.devices)?;
         }
         for (device, received) in best.devices.iter_mut().zip(&received) {
@@ -227,6 +245,10 @@ pub fn calibrate(
         return Ok(found);
     }
     let model = model(cache)?;
+    let effort = match environment.precision {
+        Precision::Full => Effort::FULL,
+        Precision::Rough => Effort::ROUGH,
+    };
     eprintln!("calibrating {testbed}: the speed of whole cores");
     let cores = found.devices.iter().map(|d| d.core).max().unwrap_or(0) + 1;
     let whole = (0..cores).map(|core| {
@@ -234,7 +256,7 @@ pub fn calibrate(
         Ok((command, None))
     });
     // By processor time: a machine that has other work just now is no slower for that.
-    let whole = speeds(whole.collect::<Result<_>>()?, &model)?;
+    let whole = speeds(whole.collect::<Result<_>>()?, &model, effort.window)?;
     found.cores = whole.iter().map(|speed| speed.processor).collect();
     for core in 0..cores {
         let promised = found.devices.iter().filter(|d| d.core == core);
@@ -253,8 +275,10 @@ pub fn calibrate(
         device.quota = device.wanted_speed.map(|asked| asked / found.cores[device.core]);
         device.set_share = device.quota;
     }
-    found.settle(testbed, &model, TOLERANCE, tell)?;
-    if let Err(error) = found.check() {
+    found.settle(testbed, &model, effort, tell)?;
+    if environment.precision == Precision::Full
+        && let Err(error) = found.check()
+    {
         eprintln!("calibrating {testbed}: {error}; measurements would not count");
     }
     Ok(found)
@@ -308,11 +332,15 @@ struct Speed {
 }
 
 /// Runs the calibrating batch by all commands at once, with their kernels held by the groups.
-fn speeds(commands: Vec<(Command, Option<Group>)>, model: &Path) -> Result<Vec<Speed>> {
+fn speeds(
+    commands: Vec<(Command, Option<Group>)>,
+    model: &Path,
+    window: Duration,
+) -> Result<Vec<Speed>> {
     let mut children: Vec<Child> = Vec::new();
     let mut said = Vec::new();
     for (mut command, held) in commands {
-        command.arg("speed").arg(model).arg(WINDOW.as_millis().to_string());
+        command.arg("speed").arg(model).arg(window.as_millis().to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn()?;
         let mut lines =

@@ -196,9 +196,22 @@ pub struct Environment {
     /// The devices, in ring order.
     #[serde(rename = "device")]
     pub devices: Vec<EnvironmentDevice>,
+    /// How exactly its devices are calibrated.
+    #[serde(skip)]
+    pub precision: Precision,
     /// The text that the environment was read from.
     #[serde(skip)]
     source: String,
+}
+
+/// How exactly devices are calibrated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Precision {
+    /// As measurements that count need it.
+    #[default]
+    Full,
+    /// In seconds: for smoke runs, which measure nothing.
+    Rough,
 }
 
 impl Environment {

@@ -30,6 +30,11 @@ memory = "500MB"
 rate = "100Mbit/s"
 "#;
 
+/// [`SMALL`] without speeds: nothing is calibrated.
+fn without_speeds() -> String {
+    SMALL.lines().filter(|l| !l.starts_with("speed")).map(|l| format!("{l}\n")).collect()
+}
+
 fn real() -> bool {
     let environment = galaxy_testbed::environment::Environment::open("H").unwrap();
     let missing = instance::missing(&environment);
@@ -190,6 +195,9 @@ fn down_removes_a_killed_testbed_and_frees_its_name_at_once() {
     let work = tempfile::tempdir().unwrap();
     let file = work.path().join("small.toml");
     std::fs::write(&file, SMALL).unwrap();
+    let plain = work.path().join("plain.toml");
+    std::fs::write(&plain, without_speeds()).unwrap();
+    let plain = plain.to_str().unwrap();
     let (file, to) = (file.to_str().unwrap(), work.path().to_str().unwrap());
     let run = ["run", "table4", "--smoke", "--testbed", "crash", "--output", to, "--environments"];
     let mut command = command();
@@ -208,7 +216,7 @@ fn down_removes_a_killed_testbed_and_frees_its_name_at_once() {
     assert!(!workers.iter().any(instance::Worker::alive));
     // That nothing is there is no error.
     done(&["down", "crash"]);
-    done(&["up", file, "--name", "crash"]);
+    done(&["up", plain, "--name", "crash"]);
     // The process is killed by the kernel for its memory, and the status reports it.
     let hog = program("galaxy-testbed").unwrap();
     let hog = hog.to_str().unwrap();
@@ -253,10 +261,7 @@ fn two_testbeds_run_at_the_same_time_without_interference() {
     }
     let work = tempfile::tempdir().unwrap();
     let file = work.path().join("plain.toml");
-    // No speeds: nothing to calibrate.
-    let plain: String =
-        SMALL.lines().filter(|l| !l.starts_with("speed")).map(|l| format!("{l}\n")).collect();
-    std::fs::write(&file, plain).unwrap();
+    std::fs::write(&file, without_speeds()).unwrap();
     let file = file.to_str().unwrap();
     for name in ["left", "right"] {
         done(&["up", file, "--name", name]);

@@ -5,7 +5,7 @@ use super::{Options, placing, settle};
 use crate::{
     cgroup::Usage,
     driver::{Driver, Placed},
-    environment::Environment,
+    environment::{Environment, Precision},
     health::{self, DeviceShare, Health, Watch},
     instance::{Split, Testbed, Worker},
     models,
@@ -158,8 +158,11 @@ pub(super) fn run<C: Contest>(
             continue;
         }
         let name = options.testbed.as_deref().unwrap_or(contest.name());
-        let mut testbed =
-            Testbed::anew(environment.clone(), name, options.loopback, &options.cache)?;
+        let mut environment = environment.clone();
+        if options.smoke {
+            environment.precision = Precision::Rough;
+        }
+        let mut testbed = Testbed::anew(environment, name, options.loopback, &options.cache)?;
         for (name, cells, directory) in left {
             let model = Arc::new(ModelDir::open(&directory)?);
             let (driver, ballast) = (Driver::new(&testbed)?, testbed.ballast()?);

@@ -5,19 +5,23 @@ mod show;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
-use galaxy_common::{Bytes, ClusterProfile, DeviceName, Strategy};
+use galaxy_common::{Bytes, ClusterProfile, DeviceName, Plan, Strategy};
 use galaxy_coord::{
     Cluster, ClusterError,
     cluster::DEFAULT_FILE,
     placement::{allowed, workload},
     profile::Store,
 };
+use galaxy_graph::budget;
 use galaxy_model::{Formats, ModelDir, ModelSpec};
 use galaxy_planner::{Allowed, Offer, Planned, PlanningError, Request, Workload, whatif::WhatIf};
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
 };
+
+/// The numbers of sequences for which a decode step is predicted.
+const SEQUENCES: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// Arguments of `galaxy plan`.
 #[derive(Args, Debug)]
@@ -78,16 +82,18 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
             show::compared(&all)
         });
     }
-    let planned = case.plan(case.allowed.strategy).map_err(|e| Failure::new(e.to_string()))?;
+    let failed = |error: PlanningError| Failure::new(error.to_string());
+    let planned = case.plan(case.allowed.strategy).map_err(failed)?;
+    let steps = case.decode_steps(&planned.plan).map_err(failed)?;
     print(&if args.json {
-        json(&show::planned_json(&planned, &case.unlinked()))?
+        json(&show::planned_json(&planned, &steps, &case.unlinked()))?
     } else {
         let rounded = case.rounded.iter().map(|text| format!("{}: {text}\n", case.model));
         rounded.collect::<String>()
             + &show::planned(
                 &planned,
                 (&case.spec, &case.formats),
-                &case.workload,
+                (&case.workload, &steps),
                 &case.unlinked(),
             )
             + &show::shared(&planned, &case.profile.links)
@@ -133,9 +139,9 @@ impl PlanQuestion {
         })
     }
 
-    fn plan(&self, strategy: Strategy) -> Result<Planned, PlanningError> {
-        let allowed = Allowed { strategy, ..self.allowed.clone() };
-        galaxy_planner::plan(&Request {
+    /// The question to the planner, with these limits.
+    fn request<'a>(&'a self, allowed: &'a Allowed) -> Request<'a> {
+        Request {
             spec: &self.spec,
             formats: &self.formats,
             model: &self.model,
@@ -144,8 +150,20 @@ impl PlanQuestion {
             offers: &self.offers,
             profile: &self.profile,
             workload: &self.workload,
-            allowed: &allowed,
-        })
+            allowed,
+        }
+    }
+
+    fn plan(&self, strategy: Strategy) -> Result<Planned, PlanningError> {
+        let allowed = Allowed { strategy, ..self.allowed.clone() };
+        galaxy_planner::plan(&self.request(&allowed))
+    }
+
+    /// Nanoseconds of a decode step of several numbers of sequences, as many as the plan has room for.
+    fn decode_steps(&self, plan: &Plan) -> Result<Vec<(u32, f64)>, PlanningError> {
+        let most = budget::sequences(plan);
+        let numbers: Vec<u32> = SEQUENCES.into_iter().filter(|number| *number <= most).collect();
+        galaxy_planner::decode_steps(&self.request(&self.allowed), plan, &numbers)
     }
 
     /// Pairs of devices between which no link was measured, one way: no plan uses them.

@@ -46,8 +46,9 @@ What is answered, as OpenAI's API does, for one choice of each prompt:
   GET  /health                200 while the cluster is ready, else 503
 
 A program names http://127.0.0.1:8080/v1 as its base URL. Besides OpenAI's parameters: top_k, min_p,
-repetition_penalty, ignore_eos, chat_template_kwargs and priority (which requests come first where not all
-can: those with a lower number), and truncate for embeddings. null is the same as leaving a parameter out;
+repetition_penalty, ignore_eos, return_token_ids (the ids of what is generated, beside its text),
+chat_template_kwargs and priority (which requests come first where not all can: those with a lower number),
+and truncate for embeddings. null is the same as leaving a parameter out;
 what would change the answer and is not done is refused by name. What a request leaves open is as the
 model's generation_config.json says, where that says it: else temperature 1, as OpenAI has it.";
 

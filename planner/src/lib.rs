@@ -69,6 +69,21 @@ pub fn predict(
     predict::predict(request, plan)
 }
 
+/// Nanoseconds that a decode step of each of these numbers of sequences is predicted to take under a plan, by the
+/// simulator: means over the workload's lengths. A step gives each sequence a token. Empty where the workload generates
+/// no tokens.
+///
+/// # Errors
+/// When a profile is missing, or the plan cannot be lowered.
+pub fn decode_steps(
+    request: &Request<'_>,
+    plan: &galaxy_common::Plan,
+    sequences: &[u32],
+) -> Result<Vec<(u32, f64)>, PlanningError> {
+    check(request)?;
+    predict::decode_steps(request, plan, sequences)
+}
+
 /// Refuses questions that have no answer, and profiles that cannot be used.
 fn check(request: &Request<'_>) -> Result<(), PlanningError> {
     let nothing = |why: &str| Err(PlanningError::Nothing { why: why.to_owned() });

@@ -75,20 +75,52 @@ pub(crate) fn predict(request: &Request<'_>, plan: &Plan) -> Result<Prediction, 
             .map_err(|e| PlanningError::Lower(e.into()))?;
         mean.add(&run(request, plan, Phase::Prefill, &shape)?, share);
         if made > 0 {
-            // The token in the middle stands for all.
-            let context_len =
-                (rows + made / 2).min(request.spec.position_limit().saturating_sub(1));
-            let wanted = Wanted::Token(CandidateCount::Few);
-            let segment = Segment { slot: 0, context_len, cached: true, rows: 1, wanted };
-            let shape =
-                BatchShape::new(vec![segment]).map_err(|e| PlanningError::Lower(e.into()))?;
-            let one = run(request, plan, Phase::Decode, &shape)?;
+            let one = decode_step(request, plan, rows, 1)?;
             token += share * one.latency;
             mean.add(&one, share * f64::from(made));
         }
     }
     let Run { latency, devices } = mean;
     Ok(Prediction { latency, token, closed_form: latency, devices })
+}
+
+/// Nanoseconds of a decode step of each of these numbers of sequences: means over the workload's lengths. Nothing where
+/// no tokens are generated.
+///
+/// # Errors
+/// When a profile is missing, or the plan cannot be lowered.
+pub(crate) fn decode_steps(
+    request: &Request<'_>,
+    plan: &Plan,
+    sequences: &[u32],
+) -> Result<Vec<(u32, f64)>, PlanningError> {
+    if request.generated_tokens(plan) == 0 {
+        return Ok(Vec::new());
+    }
+    let of = |&sequences: &u32| {
+        let mut mean = 0.0;
+        for cost_model::Load { text, share, .. } in cost_model::loads(request, LENGTHS) {
+            mean += share * decode_step(request, plan, text, sequences)?.latency;
+        }
+        Ok((sequences, mean))
+    };
+    sequences.iter().map(of).collect()
+}
+
+/// Predicts a decode step of sequences with prompts of so many rows; the token in the middle stands for all.
+fn decode_step(
+    request: &Request<'_>,
+    plan: &Plan,
+    prompt: u32,
+    sequences: u32,
+) -> Result<Run, PlanningError> {
+    let middle = prompt + request.generated_tokens(plan) / 2;
+    let context_len = middle.min(request.spec.position_limit().saturating_sub(1));
+    let wanted = Wanted::Token(CandidateCount::Few);
+    let segment = |slot| Segment { slot, context_len, cached: true, rows: 1, wanted };
+    let shape = BatchShape::new((0..sequences).map(segment).collect())
+        .map_err(|e| PlanningError::Lower(e.into()))?;
+    run(request, plan, Phase::Decode, &shape)
 }
 
 /// Predicts a batch of this shape: few layers of each run that is cut alike are simulated, and the rest is added.
@@ -228,5 +260,24 @@ mod tests {
             }
         }
         assert!(worst < 0.01, "{worst}");
+    }
+    #[test]
+    fn a_step_of_several_sequences_takes_more_than_one_and_less_than_each_alone() {
+        let llama = testing::llama(4, 1024, 16, 4);
+        for strategy in [Strategy::Local, Strategy::Galaxy, Strategy::Pipeline] {
+            let mut question = Question::new(&llama, testing::devices(2, 30.0, 1e8));
+            question.allowed.strategy = strategy;
+            question.allowed.cache.rows = 8192;
+            question.workload.generated = 64;
+            let request = question.request();
+            let planned = crate::plan(&request).unwrap();
+            let steps = decode_steps(&request, &planned.plan, &[1, 4, 8]).unwrap();
+            assert_eq!(steps[0], (1, planned.prediction.token), "{strategy}");
+            for pair in steps.windows(2) {
+                let times = f64::from(pair[1].0) / f64::from(pair[0].0);
+                let slower = pair[1].1 / pair[0].1;
+                assert!(slower > 1.0 && slower < times, "{strategy}: {steps:?}");
+            }
+        }
     }
 }

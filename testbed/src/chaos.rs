@@ -8,6 +8,7 @@
 //! goes on to as many faults as are wanted.
 
 mod cases;
+mod client;
 mod crowd;
 mod faults;
 mod record;
@@ -18,6 +19,7 @@ pub use record::Summary;
 use crate::processes::{Planned, Setup, TestCluster};
 use anyhow::{Result, ensure};
 use cases::Cases;
+use client::ChaosClient;
 use crowd::Crowd;
 use faults::FaultSequence;
 use galaxy_common::{Bytes, Cache, CacheType, DeviceName, Plan, Strategy, WireType};
@@ -63,6 +65,9 @@ pub struct Options {
     /// The number of clients.
     #[arg(long, default_value_t = 16)]
     pub clients: usize,
+    /// How many of the clients ask `galaxy serve`; the others have the SDK.
+    #[arg(long, default_value_t = 4)]
+    pub served: usize,
     /// The seed that decides on faults and requests.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -97,11 +102,17 @@ pub fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// When something cannot be started, or the cluster does not come back.
 pub fn play(options: &Options) -> Result<Summary> {
+    ensure!(
+        options.served < options.clients,
+        "at least one client has the SDK: fewer than {} can be --served",
+        options.clients
+    );
     let model = Arc::new(ModelDir::open(&options.model)?);
     let (one, memory) = memory(&model)?;
     let settings = Settings {
         model: model.name().to_owned(),
         clients: options.clients,
+        served: options.served,
         seed: options.seed,
         memory,
         loopback: options.loopback,
@@ -139,10 +150,13 @@ fn strike(
     model: &Arc<ModelDir>,
     record: &Arc<Record>,
 ) -> Result<()> {
-    let mut clients = Vec::new();
-    for number in 0..options.clients {
+    let timeout = format!("{}s", TIMEOUT.as_secs());
+    let (server, address) = cluster.serve("server", &["--timeout", &timeout])?;
+    let mut clients = vec![ChaosClient::Served(address); options.served];
+    for number in options.served..options.clients {
         let builder = cluster.builder(&format!("client-{number}"), Role::Client)?;
-        clients.push(runtime.block_on(builder.timeout(TIMEOUT).connect())?);
+        let client = runtime.block_on(builder.timeout(TIMEOUT).connect())?;
+        clients.push(ChaosClient::Sdk(Box::new(client)));
     }
     let cases = Cases::new(options.seed, model.clone(), plan(model, 1)?)?;
     let cases = Arc::new(runtime.block_on(cases.asked(&clients))?);
@@ -177,7 +191,9 @@ fn strike(
         })?;
         eprintln!("{:3} {fault}, answers {mended_ms} ms later; {}", number + 1, record.counts());
     }
-    runtime.block_on(crowd.end())
+    runtime.block_on(crowd.end())?;
+    drop(server);
+    Ok(())
 }
 
 /// A flag that becomes true with Ctrl-C or SIGTERM, so that processes and links are removed before this

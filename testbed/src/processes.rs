@@ -422,6 +422,31 @@ impl TestCluster {
         Ok(Client::builder().address(&self.address).identity(self.keys.of(name, role)?))
     }
 
+    /// The command of `galaxy serve` for this cluster, by the identity of that name.
+    ///
+    /// # Errors
+    /// When the command is not built, or there is no identity for it.
+    pub fn serve_command(&self, name: &str, listen: &str, flags: &[&str]) -> Result<Command> {
+        let mut command = Command::new(program("galaxy")?);
+        command.args(["serve", "--listen", listen, "--coordinator", &self.address]);
+        command.arg("--identity").arg(self.keys.of(name, Role::Client)?);
+        command.args(flags).env_remove("GALAXY_API_KEY");
+        Ok(command)
+    }
+
+    /// Starts `galaxy serve` on a free port, and returns its address.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn serve(&self, name: &str, flags: &[&str]) -> Result<(Process, String)> {
+        let command = self.serve_command(name, "127.0.0.1:0", flags)?;
+        let mut process = Process::spawn("galaxy serve", command)?;
+        let line = process.line("listening on http://")?;
+        let address = line.trim_start_matches("listening on http://").split('/').next();
+        let address = address.unwrap_or_default().to_owned();
+        Ok((process, address))
+    }
+
     /// Connects to a worker's control service, as a coordinator does.
     ///
     /// # Errors

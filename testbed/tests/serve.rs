@@ -2,10 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_client::{Client, GenerateOptions, Generated, Prompt};
-use galaxy_proto::identity::Role;
 use galaxy_testbed::{
     models,
-    processes::{Process, Setup, TestCluster, program, root},
+    processes::{Process, Setup, TestCluster, root},
 };
 use serde_json::{Value, json};
 use std::{
@@ -37,20 +36,12 @@ fn decoder(directory: &Path) -> PathBuf {
 }
 
 fn command(cluster: &TestCluster, listen: &str, flags: &[&str]) -> Command {
-    let mut command = Command::new(program("galaxy").unwrap());
-    command.args(["serve", "--listen", listen, "--coordinator", &cluster.address]);
-    command.arg("--identity").arg(cluster.keys.of("laptop", Role::Client).unwrap());
-    command.args(flags).env_remove("GALAXY_API_KEY");
-    command
+    cluster.serve_command("laptop", listen, flags).unwrap()
 }
 
 /// Starts a server for a cluster, and returns its address.
 fn serve(cluster: &TestCluster, flags: &[&str]) -> (Process, String) {
-    let mut process =
-        Process::spawn("galaxy serve", command(cluster, "127.0.0.1:0", flags)).unwrap();
-    let line = process.line("listening on http://").unwrap();
-    let address = line.trim_start_matches("listening on http://").split('/').next().unwrap();
-    (process, address.to_owned())
+    cluster.serve("laptop", flags).unwrap()
 }
 
 fn connect(address: &str, request: &str) -> BufReader<TcpStream> {
@@ -177,6 +168,24 @@ async fn completions_and_chats_match_the_sdk() {
     }
     assert_eq!(texts, want);
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+
+    // The ids of the tokens, which are bytes here, whole and as a stream.
+    body["return_token_ids"] = true.into();
+    let ids = |value: &Value| -> Vec<u64> {
+        value.as_array().into_iter().flatten().map(|id| id.as_u64().unwrap()).collect()
+    };
+    let bytes = want.each_ref().map(|text| text.bytes().map(u64::from).collect::<Vec<_>>());
+    let mut streamed = [vec![], vec![]];
+    for event in stream(&address, "/v1/completions", &body).take_while(|event| event != "[DONE]") {
+        let event: Value = serde_json::from_str(&event).unwrap();
+        let choice = &event["choices"][0];
+        let index = choice["index"].as_u64().unwrap_or(0);
+        streamed[usize::try_from(index).unwrap()].extend(ids(&choice["token_ids"]));
+    }
+    assert_eq!(streamed, bytes);
+    body["stream"] = false.into();
+    let (_, answer) = post(&address, "/v1/completions", &body);
+    assert_eq!([0, 1].map(|index| ids(&answer["choices"][index]["token_ids"])), bytes);
 
     // The prompt of a chat is the text that the template gives.
     let want = text(&client, "Who computes?\nEach ", 12).await;

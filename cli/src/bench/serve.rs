@@ -1,5 +1,7 @@
 //! `galaxy bench serve`: how a coordinator answers many clients at once.
 
+mod long_prompt;
+
 use crate::{
     Connection,
     failure::Failure,
@@ -9,12 +11,13 @@ use crate::{
 use clap::Args;
 use galaxy_client::{Client, ClientError, EmbedOptions, GenerateOptions, Generated, Prompt};
 use galaxy_common::{SamplingParams, Spread};
+use long_prompt::LongPrompt;
 use serde::Serialize;
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 pub(super) const MEANING: &str = "\
 What the figures mean:
@@ -24,6 +27,9 @@ What the figures mean:
   first     from a prompt to its first token: the median, and the time that 95 of 100 are within
   next      from one token to the next, the same
   gap       the longest time between two tokens of any stream
+
+With --long-prompt, one more prompt comes once all streams decode: its first token is timed
+beside them and alone, and the streams' gaps while it is read are told in their steps.
 
 Prompts are random tokens of random lengths, drawn by --seed: the same for each number of
 clients. --plot writes the times over the number of clients as a picture (SVG).";
@@ -47,6 +53,10 @@ pub(super) struct ServeArgs {
     /// One request with the texts of all clients is measured, too.
     #[arg(long, conflicts_with_all = ["tokens", "plot"])]
     embed: bool,
+    /// Send a prompt of this many tokens beside the streams, once all of them decode.
+    #[arg(long, value_name = "N", conflicts_with = "embed",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    long_prompt: Option<u32>,
     /// Tokens of each answer: a number or a range.
     #[arg(long, value_name = "N|N-N", default_value = "32-64", value_parser = lengths)]
     tokens: (u32, u32),
@@ -87,6 +97,8 @@ struct Level {
     first: Times,
     next: Times,
     longest_gap_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long_prompt: Option<LongPrompt>,
 }
 
 /// The spread and the 95th percentile of times, in ms.
@@ -121,7 +133,8 @@ struct StreamTimes {
     prompt_tokens: u64,
     tokens: u64,
     first: Vec<Duration>,
-    next: Vec<Duration>,
+    /// When each token came that was not the first, and how long after the one before it.
+    next: Vec<(Instant, Duration)>,
 }
 
 /// A pseudorandom generator: Marsaglia's xorshift.
@@ -166,8 +179,14 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
             Failure::usage(what).todo("lower --prompt or --tokens, or raise kv_cache_tokens")
         );
     }
+    if let Some(tokens) = args.long_prompt.filter(|tokens| tokens + 1 > status.context) {
+        let what =
+            format!("a prompt of {tokens} tokens does not fit the context of {}", status.context);
+        return Err(Failure::usage(what).todo("lower --long-prompt, or raise kv_cache_tokens"));
+    }
     // The first request may meet devices that have never run this shape.
-    stream(client.clone(), Draw::new(args.seed ^ 1), 1, vocabulary, args.prompt, (4, 4)).await?;
+    let warm = StreamOptions { requests: 1, vocabulary, prompt: args.prompt, tokens: (4, 4) };
+    stream(client.clone(), Draw::new(args.seed ^ 1), warm, watch::Sender::new(0)).await?;
     let mut levels = Vec::new();
     for &clients in &args.clients {
         let level = level(args, &client, clients, vocabulary);
@@ -196,21 +215,46 @@ async fn level(
     vocabulary: u32,
 ) -> Result<Level, Failure> {
     let (mut streams, begun) = (JoinSet::new(), Instant::now());
+    let decoding = watch::Sender::new(0);
+    let of = StreamOptions {
+        requests: args.requests,
+        vocabulary,
+        prompt: args.prompt,
+        tokens: args.tokens,
+    };
     for at in 0..clients {
         let draw = Draw::new(args.seed.wrapping_add(u64::from(at) << 20));
-        let (client, requests) = (client.clone(), args.requests);
-        streams.spawn(stream(client, draw, requests, vocabulary, args.prompt, args.tokens));
+        streams.spawn(stream(client.clone(), draw, of, decoding.clone()));
+    }
+    let long = args.long_prompt.map(|tokens| (tokens, vocabulary));
+    let first_token = |draw, ready| {
+        let decoding = decoding.subscribe();
+        long.map(|long| long_prompt::first_token(client.clone(), draw, long, (ready, decoding)))
+    };
+    let draw = Draw::new(args.seed ^ u64::from(clients) << 32 ^ 2);
+    let beside = first_token(draw.clone(), clients).map(tokio::spawn);
+    let broke = |e| Failure::new(format!("a client broke off: {e}"));
+    let mut seen = Vec::new();
+    while let Some(of) = streams.join_next().await {
+        seen.push(of.map_err(broke)??);
     }
     let mut all = StreamTimes::default();
-    while let Some(seen) = streams.join_next().await {
-        let broke = |e| Failure::new(format!("a client broke off: {e}"));
-        let seen = seen.map_err(broke)??;
-        all.prompt_tokens += seen.prompt_tokens;
-        all.tokens += seen.tokens;
-        all.first.extend(seen.first);
-        all.next.extend(seen.next);
+    for of in &seen {
+        all.prompt_tokens += of.prompt_tokens;
+        all.tokens += of.tokens;
+        all.first.extend(&of.first);
+        all.next.extend(&of.next);
     }
     let seconds = begun.elapsed().as_secs_f64();
+    let long_prompt = match (beside, first_token(Draw::new(args.seed ^ 3), 0)) {
+        (Some(beside), Some(alone)) => {
+            let (beside, alone) = (beside.await.map_err(broke)??, alone.await?);
+            let tokens = args.long_prompt.unwrap_or(0);
+            Some(long_prompt::compare(tokens, &beside, &alone, &seen)?)
+        }
+        _ => None,
+    };
+    let next: Vec<Duration> = all.next.iter().map(|(_, gap)| *gap).collect();
     Ok(Level {
         clients,
         requests: all.first.len(),
@@ -218,20 +262,28 @@ async fn level(
         tokens: all.tokens,
         seconds,
         tokens_per_second: all.tokens as f64 / seconds,
-        longest_gap_ms: all.next.iter().max().map_or(f64::NAN, |gap| gap.as_secs_f64() * 1e3),
+        longest_gap_ms: next.iter().max().map_or(f64::NAN, |gap| gap.as_secs_f64() * 1e3),
         first: Times::of(&all.first),
-        next: Times::of(&all.next),
+        next: Times::of(&next),
+        long_prompt,
     })
 }
 
-/// One client, which sends its requests one after another.
-async fn stream(
-    client: Client,
-    mut draw: Draw,
+/// The requests of one client.
+#[derive(Clone, Copy)]
+struct StreamOptions {
     requests: u32,
     vocabulary: u32,
     prompt: (u32, u32),
     tokens: (u32, u32),
+}
+
+/// One client, which sends its requests one after another. It is counted in `decoding` once it has some tokens.
+async fn stream(
+    client: Client,
+    mut draw: Draw,
+    StreamOptions { requests, vocabulary, prompt, tokens }: StreamOptions,
+    decoding: watch::Sender<u32>,
 ) -> Result<StreamTimes, Failure> {
     let mut seen = StreamTimes::default();
     for _ in 0..requests {
@@ -249,10 +301,15 @@ async fn stream(
         let mut first = true;
         while let Some(Generated::Token(_)) = text.next().await? {
             let now = Instant::now();
-            let times = if first { &mut seen.first } else { &mut seen.next };
-            times.push(now - last);
+            match first {
+                true => seen.first.push(now - last),
+                false => seen.next.push((now, now - last)),
+            }
             (last, first) = (now, false);
             seen.tokens += 1;
+            if seen.tokens == long_prompt::STREAM_TOKENS {
+                decoding.send_modify(|streams| *streams += 1);
+            }
         }
     }
     Ok(seen)
@@ -354,8 +411,11 @@ fn text(findings: &Findings) -> String {
             ms(level.longest_gap_ms),
         ]
     }));
-    let Findings { cluster, model, plan, .. } = findings;
-    format!("{model} on {cluster}: {plan}\n\n{}", table(&rows))
+    let Findings { cluster, model, plan, levels, .. } = findings;
+    let long = levels.iter().filter_map(|level| Some((level.clients, level.long_prompt.as_ref()?)));
+    let long: String =
+        long.map(|(clients, long)| format!("\n{clients} clients: {}", long.text())).collect();
+    format!("{model} on {cluster}: {plan}\n\n{}{long}", table(&rows))
 }
 
 /// The width and height of the picture.
@@ -487,6 +547,7 @@ mod tests {
             first: Times { spread: Spread::of(&[ms]), p95: 2.0 * ms },
             next: Times { spread: Spread::of(&[]), p95: f64::NAN },
             longest_gap_ms: 3.0 * ms,
+            long_prompt: None,
         };
         let findings = |levels| Findings {
             cluster: "a<b".into(),

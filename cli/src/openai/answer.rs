@@ -30,6 +30,28 @@ pub enum Form {
     Chat,
 }
 
+/// A text of an answer, or a piece of one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AnswerText {
+    pub text: String,
+    /// The ids of its tokens, for a request that asks for them.
+    pub token_ids: Option<Vec<u32>>,
+}
+
+impl AnswerText {
+    /// Adds a piece.
+    pub fn push(&mut self, piece: &Self) {
+        self.text.push_str(&piece.text);
+        if let Some(ids) = &piece.token_ids {
+            self.token_ids.get_or_insert_default().extend(ids);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.token_ids.as_ref().is_none_or(Vec::is_empty)
+    }
+}
+
 /// The fields that all objects of one answer share.
 #[derive(Clone, Debug)]
 pub struct Frame {
@@ -43,15 +65,14 @@ pub struct Frame {
 
 impl Frame {
     /// A whole answer: the texts, each with why it ends.
-    pub fn whole(&self, texts: Vec<(String, String)>, usage: Usage) -> Value {
-        let choices = texts.into_iter().enumerate().map(|(index, (text, finish))| match self.form {
-            Form::Completion => {
-                json!({ "index": index, "text": text, "logprobs": null, "finish_reason": finish })
-            }
-            Form::Chat => json!({
-                "index": index, "message": { "role": "assistant", "content": text },
-                "logprobs": null, "finish_reason": finish,
-            }),
+    pub fn whole(&self, texts: Vec<(AnswerText, String)>, usage: Usage) -> Value {
+        let choices = texts.into_iter().enumerate().map(|(index, (text, finish))| {
+            let what = match self.form {
+                Form::Completion => text.text.into(),
+                Form::Chat => json!({ "role": "assistant", "content": text.text }),
+            };
+            let key = if self.form == Form::Chat { "message" } else { "text" };
+            choice(index, (key, what), text.token_ids, Some(&finish))
         });
         let mut answer = self.around(choices.collect(), false);
         answer["usage"] = usage.json();
@@ -61,23 +82,26 @@ impl Frame {
     /// The first chunk of a stream; only chats have one.
     pub fn begin(&self) -> Option<Value> {
         let delta = json!({ "role": "assistant", "content": "" });
-        (self.form == Form::Chat).then(|| self.chunk(0, delta, None))
+        (self.form == Form::Chat).then(|| self.chunk(0, delta, None, None))
     }
 
     /// A chunk with a piece of text `index`; none if the piece is empty.
-    pub fn piece(&self, index: usize, text: &str) -> Option<Value> {
+    pub fn piece(&self, index: usize, piece: AnswerText) -> Option<Value> {
+        if piece.is_empty() {
+            return None;
+        }
         let what = match self.form {
-            Form::Completion => text.into(),
-            Form::Chat => json!({ "content": text }),
+            Form::Completion => piece.text.into(),
+            Form::Chat => json!({ "content": piece.text }),
         };
-        (!text.is_empty()).then(|| self.chunk(index, what, None))
+        Some(self.chunk(index, what, piece.token_ids, None))
     }
 
     /// The last chunk of text `index`, with why it ends.
     pub fn end(&self, index: usize, finish: &str) -> Value {
         match self.form {
-            Form::Completion => self.chunk(index, "".into(), Some(finish)),
-            Form::Chat => self.chunk(index, json!({}), Some(finish)),
+            Form::Completion => self.chunk(index, "".into(), None, Some(finish)),
+            Form::Chat => self.chunk(index, json!({}), None, Some(finish)),
         }
     }
 
@@ -88,11 +112,15 @@ impl Frame {
         answer
     }
 
-    fn chunk(&self, index: usize, what: Value, finish: Option<&str>) -> Value {
+    fn chunk(
+        &self,
+        index: usize,
+        what: Value,
+        token_ids: Option<Vec<u32>>,
+        finish: Option<&str>,
+    ) -> Value {
         let key = if self.form == Form::Chat { "delta" } else { "text" };
-        let choice =
-            json!({ "index": index, key: what, "logprobs": null, "finish_reason": finish });
-        self.around(vec![choice], true)
+        self.around(vec![choice(index, (key, what), token_ids, finish)], true)
     }
 
     fn around(&self, choices: Vec<Value>, chunk: bool) -> Value {
@@ -106,4 +134,19 @@ impl Frame {
             "model": self.model, "choices": choices,
         })
     }
+}
+
+/// A choice of an answer: what it says, under its key, and why it ends, if it does.
+fn choice(
+    index: usize,
+    (key, what): (&str, Value),
+    token_ids: Option<Vec<u32>>,
+    finish: Option<&str>,
+) -> Value {
+    let mut choice =
+        json!({ "index": index, key: what, "logprobs": null, "finish_reason": finish });
+    if let Some(ids) = token_ids {
+        choice["token_ids"] = json!(ids);
+    }
+    choice
 }

@@ -124,6 +124,8 @@ pub struct Choice {
     pub stream: bool,
     /// Whether the last event of a stream says how many tokens there were.
     pub usage: bool,
+    /// Whether the ids of the generated tokens stand beside their text.
+    pub token_ids: bool,
     /// How much is generated, and how tokens are sampled.
     pub options: GenerateOptions,
 }
@@ -243,6 +245,7 @@ impl Choice {
             model: request.get("model").text()?.map(str::to_owned),
             stream: request.get("stream").flag()?.unwrap_or(false),
             usage: usage.transpose()?.flatten().unwrap_or(false),
+            token_ids: request.get("return_token_ids").flag()?.unwrap_or(false),
             options,
         })
     }

@@ -45,7 +45,7 @@ type Pair<'a> = (&'a DeviceName, &'a DeviceName);
 pub fn planned(
     planned: &Planned,
     (spec, formats): (&ModelSpec, &Formats),
-    workload: &Workload,
+    (workload, decode_steps): (&Workload, &[(u32, f64)]),
     unlinked: &[Pair<'_>],
 ) -> String {
     let Planned { plan, prediction, search, .. } = planned;
@@ -61,6 +61,16 @@ pub fn planned(
         let _ = write!(out, " and {made} tokens made for each, {rate:.1} tokens/s");
     }
     out.push('\n');
+    let together = decode_steps.iter().filter(|(sequences, _)| *sequences > 1);
+    let together: Vec<String> = together
+        .map(|(sequences, step)| {
+            let rate = f64::from(*sequences) * 1e9 / step;
+            format!("{sequences}: {rate:.1} tokens/s (a step {})", ms(*step))
+        })
+        .collect();
+    if !together.is_empty() {
+        let _ = writeln!(out, "sequences together: {}", together.join(", "));
+    }
     if plan.activations != Activations::default() {
         let _ = writeln!(out, "activations {}", plan.activations);
     }
@@ -304,7 +314,11 @@ fn joined(items: &[String]) -> String {
 }
 
 /// A plan with its reasons, as JSON; times in milliseconds.
-pub fn planned_json(planned: &Planned, unlinked: &[Pair<'_>]) -> Value {
+pub fn planned_json(
+    planned: &Planned,
+    decode_steps: &[(u32, f64)],
+    unlinked: &[Pair<'_>],
+) -> Value {
     let Planned { prediction, search, .. } = planned;
     let devices = planned.plan.ring.iter().enumerate().map(|(rank, device)| {
         let share = prediction.devices.iter().find(|s| s.name == device.name);
@@ -332,6 +346,9 @@ pub fn planned_json(planned: &Planned, unlinked: &[Pair<'_>]) -> Value {
         "what": planned.what,
         "predicted_ms": prediction.latency / 1e6,
         "token_ms": prediction.token / 1e6,
+        "decode_steps": decode_steps.iter().map(|(sequences, step)| json!({
+            "sequences": sequences, "step_ms": step / 1e6,
+        })).collect::<Vec<_>>(),
         "closed_form_ms": prediction.closed_form / 1e6,
         "devices": devices.collect::<Vec<_>>(),
         "left_out": left_out.collect::<Vec<_>>(),

@@ -13,15 +13,14 @@ use axum::{
 };
 use futures_util::stream;
 use galaxy_cli::openai::{
-    answer::{Form, Frame, Usage},
+    answer::{AnswerText, Form, Frame, Usage},
     chat::Chat,
     error::{ApiError, answer},
     rerank::RerankRequest,
     wire::{ChatRequest, Choice, CompletionRequest, EmbeddingInput, EmbeddingRequest},
 };
 use galaxy_client::{
-    Client, ClientError, ClusterStatus, EmbedOptions, GenerateOptions, Generated, Generating,
-    Prompt, TooLong,
+    Client, ClientError, ClusterStatus, EmbedOptions, Generated, Generating, Prompt, TooLong,
 };
 use serde_json::{Value, json};
 use std::{
@@ -215,17 +214,14 @@ async fn rerank(State(api): State<Api>, body: Received) -> Answer {
 
 async fn completions(State(api): State<Api>, body: Received) -> Answer {
     let CompletionRequest { prompts, choice } = CompletionRequest::read(&received(body)?)?;
-    let Choice { model, stream, usage, options } = choice;
-    let model = api.model(model.as_deref()).await?;
-    let texts = Texts::begin(&api, Form::Completion, model, prompts, options).await?;
-    texts.answer(stream, usage).await
+    let model = api.model(choice.model.as_deref()).await?;
+    Texts::begin(&api, (Form::Completion, model), prompts, choice).await?.answer().await
 }
 
 async fn chats(State(api): State<Api>, body: Received) -> Answer {
     let ChatRequest { messages, chat_template_kwargs, choice } =
         ChatRequest::read(&received(body)?)?;
-    let Choice { model, stream, usage, options } = choice;
-    let model = api.model(model.as_deref()).await?;
+    let model = api.model(choice.model.as_deref()).await?;
     let of = api.clone();
     // A long chat takes its time, and others are answered meanwhile.
     let tokens = tokio::task::spawn_blocking(move || {
@@ -237,8 +233,7 @@ async fn chats(State(api): State<Api>, body: Received) -> Answer {
     });
     let broke = |e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", format!("{e}"));
     let prompt = Prompt::Ids(tokens.await.map_err(broke)??);
-    let texts = Texts::begin(&api, Form::Chat, model, vec![prompt], options).await?;
-    texts.answer(stream, usage).await
+    Texts::begin(&api, (Form::Chat, model), vec![prompt], choice).await?.answer().await
 }
 
 /// The body of a request, if all of it came.
@@ -263,7 +258,7 @@ fn now() -> u64 {
 struct Texts {
     client: Client,
     frame: Frame,
-    options: GenerateOptions,
+    choice: Choice,
     /// The text that is being generated.
     text: Generating,
     index: usize,
@@ -276,32 +271,31 @@ struct Texts {
 /// A piece of an answer's text.
 enum TextEvent {
     Begin,
-    Text(String),
+    Text(AnswerText),
     /// The last piece of the text, and why the text ends.
-    End(String, String),
+    End(AnswerText, String),
 }
 
 impl Texts {
     async fn begin(
         api: &Api,
-        form: Form,
-        model: String,
+        (form, model): (Form, String),
         prompts: Vec<Prompt>,
-        options: GenerateOptions,
+        mut choice: Choice,
     ) -> Result<Self, ApiError> {
         let client = api.0.client.clone();
-        let options = api.0.settings.apply(options);
+        choice.options = api.0.settings.apply(choice.options);
         let mut rest = prompts.into_iter();
         let Some(prompt) = rest.next() else { return Err(ApiError::bad("there is no prompt")) };
         let field = if form == Form::Chat { "messages" } else { "prompt" };
-        let begun = client.generate(prompt, options.clone()).await;
+        let begun = client.generate(prompt, choice.options.clone()).await;
         let text = begun.map_err(|error| ApiError::from(error).about(field))?;
         if !text.text {
             return Err(ApiError::bad("the model has no tokenizer, so that there is no text"));
         }
         let frame = Frame { form, request: text.request.0, created: now(), model };
         let usage = Usage::default();
-        Ok(Self { client, frame, options, text, index: 0, begun: false, rest, usage })
+        Ok(Self { client, frame, choice, text, index: 0, begun: false, rest, usage })
     }
 
     /// The next piece, with the index of its text; none after the last text.
@@ -315,46 +309,49 @@ impl Texts {
             match self.text.next().await? {
                 Some(Generated::Token(token)) => {
                     self.usage.generated += 1;
-                    return Ok(Some((self.index, TextEvent::Text(token.text))));
+                    let token_ids = self.choice.token_ids.then(|| vec![token.token]);
+                    let piece = AnswerText { text: token.text, token_ids };
+                    return Ok(Some((self.index, TextEvent::Text(piece))));
                 }
                 Some(Generated::Done(done)) => {
                     self.usage.cached += done.report.cached;
-                    return Ok(Some((self.index, TextEvent::End(done.text, done.finish))));
+                    let piece = AnswerText { text: done.text, token_ids: None };
+                    return Ok(Some((self.index, TextEvent::End(piece, done.finish))));
                 }
                 None => {}
             }
             let Some(prompt) = self.rest.next() else { return Ok(None) };
-            self.text = self.client.generate(prompt, self.options.clone()).await?;
+            self.text = self.client.generate(prompt, self.choice.options.clone()).await?;
             self.index += 1;
             self.begun = false;
         }
     }
 
-    async fn answer(self, stream: bool, usage: bool) -> Answer {
-        if stream { Ok(self.stream(usage)) } else { self.whole().await }
+    async fn answer(self) -> Answer {
+        if self.choice.stream { Ok(self.stream()) } else { self.whole().await }
     }
 
     async fn whole(mut self) -> Answer {
-        let mut texts: Vec<(String, String)> = Vec::new();
+        let mut texts: Vec<(AnswerText, String)> = Vec::new();
         while let Some((_, piece)) = self.next().await? {
             match (piece, texts.last_mut()) {
-                (TextEvent::Text(more), Some((text, _))) => text.push_str(&more),
+                (TextEvent::Text(more), Some((text, _))) => text.push(&more),
                 (TextEvent::End(more, why), Some((text, finish))) => {
-                    text.push_str(&more);
+                    text.push(&more);
                     *finish = why;
                 }
-                (_, _) => texts.push((String::new(), String::new())),
+                (_, _) => texts.push(Default::default()),
             }
         }
         Ok(answer(StatusCode::OK, &self.frame.whole(texts, self.usage)))
     }
 
     /// The answer as server-sent events. A program that disconnects ends the generation.
-    fn stream(self, usage: bool) -> Response {
+    fn stream(self) -> Response {
         let (events, mut arriving) = mpsc::channel::<Bytes>(EVENTS);
         tokio::spawn(async move {
             tokio::select! {
-                _ = self.tell(&events, usage) => {}
+                _ = self.tell(&events) => {}
                 () = events.closed() => {}
             }
         });
@@ -372,14 +369,13 @@ impl Texts {
     async fn tell(
         mut self,
         events: &mpsc::Sender<Bytes>,
-        usage: bool,
     ) -> Result<(), mpsc::error::SendError<Bytes>> {
         loop {
             let value = match self.next().await {
                 Ok(Some((_, TextEvent::Begin))) => self.frame.begin(),
-                Ok(Some((index, TextEvent::Text(text)))) => self.frame.piece(index, &text),
-                Ok(Some((index, TextEvent::End(text, finish)))) => {
-                    if let Some(last) = self.frame.piece(index, &text) {
+                Ok(Some((index, TextEvent::Text(piece)))) => self.frame.piece(index, piece),
+                Ok(Some((index, TextEvent::End(piece, finish)))) => {
+                    if let Some(last) = self.frame.piece(index, piece) {
                         events.send(event(&last)).await?;
                     }
                     Some(self.frame.end(index, &finish))
@@ -392,7 +388,7 @@ impl Texts {
                 events.send(event(&value)).await?;
             }
         }
-        if usage {
+        if self.choice.usage {
             events.send(event(&self.frame.usage(self.usage))).await?;
         }
         events.send(Bytes::from_static(b"data: [DONE]\n\n")).await

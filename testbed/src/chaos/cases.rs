@@ -6,10 +6,11 @@
 //! given the tokens of the answer, and must choose each of them next, if its logit is raised by as much as
 //! law 1 allows.
 
+use super::client::{ChaosClient, TextRequest};
 use crate::golden::{TOLERANCE, deviation};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use galaxy_client::{Client, ClientError, GenerateOptions, Generated, Output};
+use galaxy_client::Output;
 use galaxy_common::{BatchShape, Plan, Sampling, SamplingParams, Sequence, Wanted};
 use galaxy_engine::{generate::TokenEvent, local::LocalCluster};
 use galaxy_model::ModelDir;
@@ -68,9 +69,8 @@ impl fmt::Display for Outcome {
 /// One request of a client.
 #[derive(Clone, PartialEq, Debug)]
 enum ChaosCase {
-    /// Tokens to generate behind a prompt, by these settings of the sampler.
-    Text { prompt: Vec<u32>, tokens: u32, sampling: SamplingParams },
-    /// Hidden states of some sequences.
+    Text(TextRequest),
+    /// Hidden states of some sequences, which only the SDK asks for.
     Tensors(Vec<Vec<u32>>),
 }
 
@@ -115,7 +115,7 @@ impl Cases {
                     ..SamplingParams::default()
                 };
                 let tokens = [8, 24, 48, TOKENS][sizes.usize(..4)];
-                ChaosCase::Text { prompt: ids(PROMPT), tokens, sampling }
+                ChaosCase::Text(TextRequest { prompt: ids(PROMPT), tokens, sampling })
             }
         };
         let cases = (0..CASES).map(case).collect();
@@ -128,9 +128,12 @@ impl Cases {
     }
 
     /// Asks every request once, of a cluster without faults, and keeps the answers.
-    pub async fn asked(mut self, clients: &[Client]) -> Result<Self> {
-        for (case, client) in (0..self.len()).zip(clients.iter().cycle()) {
-            let answer = self.ask(client, case, &mut || ()).await?;
+    pub async fn asked(mut self, clients: &[ChaosClient]) -> Result<Self> {
+        for case in 0..self.len() {
+            let mut may = clients.iter().filter(|client| self.may_ask(client, case));
+            let many = may.clone().count().max(1);
+            let client = may.nth(case % many).context("nobody asks for tensors")?;
+            let answer = self.ask(client, case, &mut || ()).await.map_err(anyhow::Error::msg)?;
             let outcome = self.judged(case, &answer)?;
             ensure!(outcome.0.is_fine(), "case {case} before anything happened: {outcome:?}");
             self.answers.push(answer);
@@ -138,44 +141,32 @@ impl Cases {
         Ok(self)
     }
 
-    /// Asks one request, and calls `heard` whenever something of the answer arrives.
+    /// Whether that client can ask for it.
+    pub fn may_ask(&self, client: &ChaosClient, case: usize) -> bool {
+        matches!(client, ChaosClient::Sdk(_)) || matches!(self.cases[case], ChaosCase::Text(_))
+    }
+
+    /// Asks one request, and calls `heard` whenever something of the answer arrives. The error is that which the client
+    /// was told.
     pub async fn ask(
         &self,
-        client: &Client,
+        client: &ChaosClient,
         case: usize,
         heard: &mut (impl FnMut() + Send),
-    ) -> Result<ChaosAnswer, ClientError> {
-        let (prompt, tokens, sampling) = match &self.cases[case] {
-            ChaosCase::Text { prompt, tokens, sampling } => (prompt, *tokens, sampling),
-            ChaosCase::Tensors(sequences) => {
-                let tensors = client.run(sequences, Output::Hidden).await?.tensors;
-                heard();
-                return Ok(ChaosAnswer::Tensors(tensors.into_iter().map(|t| t.values).collect()));
+    ) -> Result<ChaosAnswer, String> {
+        match (&self.cases[case], client) {
+            (ChaosCase::Text(request), client) => {
+                let (tokens, text) = client.generate(request, heard).await?;
+                Ok(ChaosAnswer::Text(tokens, text))
             }
-        };
-        let options = GenerateOptions {
-            max_tokens: tokens,
-            sampling: sampling.clone(),
-            ignore_end: true,
-            fallback: None,
-            ..GenerateOptions::default()
-        };
-        let mut coming = client.generate(prompt.clone(), options).await?;
-        let (mut made, mut text) = (Vec::new(), String::new());
-        heard();
-        loop {
-            let next = coming.next().await?;
-            heard();
-            match next {
-                Some(Generated::Token(token)) => {
-                    made.push(token.token);
-                    text.push_str(&token.text);
-                }
-                Some(Generated::Done(done)) => {
-                    text.push_str(&done.text);
-                    return Ok(ChaosAnswer::Text(made, text));
-                }
-                None => return Ok(ChaosAnswer::Text(made, text)),
+            (ChaosCase::Tensors(sequences), ChaosClient::Sdk(client)) => {
+                let done = client.run(sequences, Output::Hidden).await;
+                let done = done.map_err(|error| format!("{}: {error}", error.code()))?;
+                heard();
+                Ok(ChaosAnswer::Tensors(done.tensors.into_iter().map(|t| t.values).collect()))
+            }
+            (ChaosCase::Tensors(_), ChaosClient::Served(_)) => {
+                Err("galaxy serve gives no tensors of this model".to_owned())
             }
         }
     }
@@ -201,7 +192,10 @@ impl Cases {
             (ChaosCase::Tensors(sequences), ChaosAnswer::Tensors(tensors)) => {
                 self.tensors(sequences, tensors)?
             }
-            (ChaosCase::Text { prompt, tokens, sampling }, ChaosAnswer::Text(made, _)) => {
+            (
+                ChaosCase::Text(TextRequest { prompt, tokens, sampling }),
+                ChaosAnswer::Text(made, _),
+            ) => {
                 let sampling = sampling.clone().complete(0);
                 match made.len() as u32 == *tokens {
                     true => self.tokens(prompt, made, &sampling)?,

@@ -2,12 +2,12 @@
 
 use super::{
     cases::{Cases, Outcome},
+    client::ChaosClient,
     millis,
     record::{Record, RecordLine},
 };
 use anyhow::{Context, Result};
 use fastrand::Rng;
-use galaxy_client::Client;
 use std::{
     sync::{
         Arc,
@@ -30,7 +30,7 @@ impl Crowd {
     /// Starts all clients, each as a task of the runtime.
     pub fn begin(
         runtime: &Runtime,
-        clients: Vec<Client>,
+        clients: Vec<ChaosClient>,
         cases: &Arc<Cases>,
         record: &Arc<Record>,
         seed: u64,
@@ -59,7 +59,7 @@ impl Crowd {
 
 async fn ask(
     number: usize,
-    client: Client,
+    client: ChaosClient,
     cases: Arc<Cases>,
     record: Arc<Record>,
     over: Arc<AtomicBool>,
@@ -67,6 +67,9 @@ async fn ask(
 ) -> Result<()> {
     while !over.load(Ordering::Relaxed) {
         let case = dice.usize(..cases.len());
+        if !cases.may_ask(&client, case) {
+            continue;
+        }
         let begun = Instant::now();
         let (mut last, mut waited) = (begun, Duration::ZERO);
         let mut heard = || {
@@ -78,7 +81,7 @@ async fn ask(
         let waited_ms = millis(waited.max(last.elapsed()));
         let (outcome, why) = match answer {
             Err(_) => (Outcome::Hang, format!("no end within {HANG:?}")),
-            Ok(Err(error)) => (Outcome::Lost, format!("{}: {error}", error.code())),
+            Ok(Err(error)) => (Outcome::Lost, error),
             Ok(Ok(answer)) => {
                 let cases = cases.clone();
                 tokio::task::spawn_blocking(move || cases.judge(case, &answer)).await??

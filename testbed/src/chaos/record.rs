@@ -21,6 +21,9 @@ pub struct Settings {
     pub model: String,
     /// The number of clients.
     pub clients: usize,
+    /// How many of them asked `galaxy serve`.
+    #[serde(default)]
+    pub served: usize,
     /// The seed that decided on faults and requests.
     pub seed: u64,
     /// The memory that each device granted.
@@ -261,6 +264,7 @@ mod tests {
         let settings = Settings {
             model: "m".to_owned(),
             clients: 2,
+            served: 1,
             seed: 1,
             memory: Bytes(5),
             loopback: true,

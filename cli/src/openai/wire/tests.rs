@@ -76,6 +76,7 @@ const OPTIONAL: &[&str] = &[
     "seed",
     "stop",
     "ignore_eos",
+    "return_token_ids",
     "priority",
     "chat_template_kwargs",
     "encoding_format",

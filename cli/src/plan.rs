@@ -5,7 +5,7 @@ mod show;
 
 use super::{failure::Failure, json, print};
 use clap::Args;
-use galaxy_common::{Bytes, ClusterProfile, DeviceName, Plan, Strategy};
+use galaxy_common::{Bytes, Cache, ClusterProfile, DeviceName, Plan, Strategy};
 use galaxy_coord::{
     Cluster, ClusterError,
     cluster::DEFAULT_FILE,
@@ -159,9 +159,11 @@ impl PlanQuestion {
         galaxy_planner::plan(&self.request(&allowed))
     }
 
-    /// Nanoseconds of a decode step of several numbers of sequences, as many as the plan has room for.
+    /// Nanoseconds of a decode step of several numbers of sequences: of so many as the KV cache holds to their ends.
     fn decode_steps(&self, plan: &Plan) -> Result<Vec<(u32, f64)>, PlanningError> {
-        let most = budget::sequences(plan);
+        let longest = self.workload.lengths.iter().map(|(tokens, _)| *tokens).max().unwrap_or(0);
+        let each = (longest + self.workload.generated).div_ceil(Cache::BLOCK).max(1);
+        let most = budget::sequences(plan).min((plan.cache.blocks() / each).max(1));
         let numbers: Vec<u32> = SEQUENCES.into_iter().filter(|number| *number <= most).collect();
         galaxy_planner::decode_steps(&self.request(&self.allowed), plan, &numbers)
     }

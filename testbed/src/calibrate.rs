@@ -49,7 +49,7 @@ const ROUGH_WINDOW: Duration = Duration::from_millis(300);
 /// The share of a core that quotas may promise. The rest is for links, the testbed, and the machine.
 const PROMISED: f64 = 0.9;
 
-/// What a calibration spends.
+/// The effort of a calibration, and how exact it is to be.
 #[derive(Clone, Copy)]
 struct Effort {
     /// The length of each measurement.

@@ -16,7 +16,7 @@ mod record;
 pub use cases::Outcome;
 pub use record::Summary;
 
-use crate::processes::{Planned, Setup, TestCluster};
+use crate::processes::{Planned, Process, Setup, TestCluster};
 use anyhow::{Result, ensure};
 use cases::Cases;
 use client::ChaosClient;
@@ -50,6 +50,8 @@ const KV_CACHE_TOKENS: u32 = 16 * Cache::BLOCK;
 const RECOVERY: Duration = Duration::from_secs(180);
 /// The time that clients give a call, and a generation from one token to the next.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// A request that has not ended after this time hangs.
+const HANG: Duration = Duration::from_secs(300);
 /// The time between two looks at the count of answers.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -65,9 +67,9 @@ pub struct Options {
     /// The number of clients.
     #[arg(long, default_value_t = 16)]
     pub clients: usize,
-    /// How many of the clients ask `galaxy serve`; the others have the SDK.
-    #[arg(long, default_value_t = 4)]
-    pub served: usize,
+    /// How many of the clients ask `galaxy serve`; the others have the SDK [default: a quarter].
+    #[arg(long)]
+    pub served: Option<usize>,
     /// The seed that decides on faults and requests.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -102,8 +104,9 @@ pub fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// When something cannot be started, or the cluster does not come back.
 pub fn play(options: &Options) -> Result<Summary> {
+    let served = options.served.unwrap_or(options.clients / 4);
     ensure!(
-        options.served < options.clients,
+        served < options.clients,
         "at least one client has the SDK: fewer than {} can be --served",
         options.clients
     );
@@ -112,7 +115,7 @@ pub fn play(options: &Options) -> Result<Summary> {
     let settings = Settings {
         model: model.name().to_owned(),
         clients: options.clients,
-        served: options.served,
+        served,
         seed: options.seed,
         memory,
         loopback: options.loopback,
@@ -136,8 +139,13 @@ pub fn play(options: &Options) -> Result<Summary> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let mut cluster = TestCluster::start(setup)?;
-        strike(options, &runtime, &mut cluster, &model, &record)
-            .inspect_err(|_| eprintln!("{}", cluster.output()))?;
+        // What requests leave open is as the SDK has it: the model's own settings are not asked.
+        let timeout = format!("{}s", TIMEOUT.as_secs());
+        let flags = ["--timeout", &timeout, "--generation-config", "none"];
+        let (mut server, address) = cluster.serve("server", &flags)?;
+        let served = vec![ChaosClient::Served(address); served];
+        strike(options, &runtime, (&mut cluster, &mut server), served, (&model, &record))
+            .inspect_err(|_| eprintln!("{}\n{}", cluster.output(), server.output()))?;
     }
     Ok(record.summary())
 }
@@ -146,14 +154,11 @@ pub fn play(options: &Options) -> Result<Summary> {
 fn strike(
     options: &Options,
     runtime: &tokio::runtime::Runtime,
-    cluster: &mut TestCluster,
-    model: &Arc<ModelDir>,
-    record: &Arc<Record>,
+    (cluster, server): (&mut TestCluster, &mut Process),
+    mut clients: Vec<ChaosClient>,
+    (model, record): (&Arc<ModelDir>, &Arc<Record>),
 ) -> Result<()> {
-    let timeout = format!("{}s", TIMEOUT.as_secs());
-    let (server, address) = cluster.serve("server", &["--timeout", &timeout])?;
-    let mut clients = vec![ChaosClient::Served(address); options.served];
-    for number in options.served..options.clients {
+    for number in clients.len()..options.clients {
         let builder = cluster.builder(&format!("client-{number}"), Role::Client)?;
         let client = runtime.block_on(builder.timeout(TIMEOUT).connect())?;
         clients.push(ChaosClient::Sdk(Box::new(client)));
@@ -170,6 +175,7 @@ fn strike(
         if number < record.faults() {
             continue;
         }
+        ensure!(!server.is_over()?, "galaxy serve has ended");
         ensure!(!told.load(Ordering::Relaxed), "it was told to end: started again, it goes on");
         std::thread::sleep(pause);
         let begun = Instant::now();
@@ -191,9 +197,7 @@ fn strike(
         })?;
         eprintln!("{:3} {fault}, answers {mended_ms} ms later; {}", number + 1, record.counts());
     }
-    runtime.block_on(crowd.end())?;
-    drop(server);
-    Ok(())
+    runtime.block_on(crowd.end())
 }
 
 /// A flag that becomes true with Ctrl-C or SIGTERM, so that processes and links are removed before this

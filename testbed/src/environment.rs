@@ -207,10 +207,10 @@ pub struct Environment {
 /// How exactly devices are calibrated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Precision {
-    /// As measurements that count need it.
+    /// Exact enough for measurements that count.
     #[default]
     Full,
-    /// In seconds: for smoke runs, which measure nothing.
+    /// A calibration of a few seconds, for smoke runs, which measure nothing.
     Rough,
 }
 

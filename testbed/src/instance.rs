@@ -454,9 +454,8 @@ impl Testbed {
     /// # Errors
     /// When a worker does not end.
     pub fn stop_workers(&self) -> Result<()> {
-        let undisturbed = Undisturbed::begin();
         end(&self.workers())?;
-        self.keep(&[], &undisturbed)
+        self.keep(&[], &Undisturbed::begin())
     }
 
     /// Puts the threads that multiply under their devices' quotas. It has to be called once a model is placed

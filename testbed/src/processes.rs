@@ -109,6 +109,14 @@ impl Process {
         self.child.id()
     }
 
+    /// Whether the process has ended.
+    ///
+    /// # Errors
+    /// An error of the system.
+    pub fn is_over(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// All that the process has printed so far.
     pub fn output(&self) -> String {
         self.said.lines().join("\n")

@@ -14,7 +14,7 @@ fn requests_survive_every_kind_of_fault() {
         model: root().join("models/tiny-galaxy"),
         faults: 8,
         clients: 16,
-        served: 4,
+        served: None,
         seed: 5,
         outage: 4000,
         pause: 300,

@@ -11,7 +11,7 @@ use crate::{
 use clap::Args;
 use galaxy_client::{Client, ClientError, EmbedOptions, GenerateOptions, Generated, Prompt};
 use galaxy_common::{SamplingParams, Spread};
-use long_prompt::LongPrompt;
+use long_prompt::{LongPrompt, LongPromptFindings};
 use serde::Serialize;
 use std::{
     path::PathBuf,
@@ -28,8 +28,8 @@ What the figures mean:
   next      from one token to the next, the same
   gap       the longest time between two tokens of any stream
 
-With --long-prompt, one more prompt comes once all streams decode: its first token is timed
-beside them and alone, and the streams' gaps while it is read are told in their steps.
+With --long-prompt, one more prompt comes once all streams decode. Its first token is timed
+beside them and alone; the longest gap of any stream meanwhile is compared with a step.
 
 Prompts are random tokens of random lengths, drawn by --seed: the same for each number of
 clients. --plot writes the times over the number of clients as a picture (SVG).";
@@ -98,7 +98,7 @@ struct Level {
     next: Times,
     longest_gap_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    long_prompt: Option<LongPrompt>,
+    long_prompt: Option<LongPromptFindings>,
 }
 
 /// The spread and the 95th percentile of times, in ms.
@@ -179,7 +179,14 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
             Failure::usage(what).todo("lower --prompt or --tokens, or raise kv_cache_tokens")
         );
     }
-    if let Some(tokens) = args.long_prompt.filter(|tokens| tokens + 1 > status.context) {
+    if args.long_prompt.is_some() && args.tokens.0 <= long_prompt::STREAM_TOKENS {
+        let what = format!(
+            "streams of {} tokens are over before a long prompt could come beside them",
+            args.tokens.0
+        );
+        return Err(Failure::usage(what).todo("raise --tokens"));
+    }
+    if let Some(tokens) = args.long_prompt.filter(|tokens| *tokens >= status.context) {
         let what =
             format!("a prompt of {tokens} tokens does not fit the context of {}", status.context);
         return Err(Failure::usage(what).todo("lower --long-prompt, or raise kv_cache_tokens"));
@@ -188,8 +195,8 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
     let warm = StreamOptions { requests: 1, vocabulary, prompt: args.prompt, tokens: (4, 4) };
     stream(client.clone(), Draw::new(args.seed ^ 1), warm, watch::Sender::new(0)).await?;
     let mut levels = Vec::new();
-    for &clients in &args.clients {
-        let level = level(args, &client, clients, vocabulary);
+    for (number, &clients) in (1..).zip(&args.clients) {
+        let level = level(args, &client, (number, clients), vocabulary);
         levels.push(progress::watch("asking as many clients would", level).await?);
     }
     let findings = Findings {
@@ -207,11 +214,11 @@ pub(super) async fn measure(args: &ServeArgs) -> Result<(), Failure> {
     print(&if args.json { json(&findings)? } else { text(&findings) })
 }
 
-/// Measures a number of concurrent clients.
+/// Measures a number of concurrent clients; it is the level of this number.
 async fn level(
     args: &ServeArgs,
     client: &Client,
-    clients: u32,
+    (number, clients): (u64, u32),
     vocabulary: u32,
 ) -> Result<Level, Failure> {
     let (mut streams, begun) = (JoinSet::new(), Instant::now());
@@ -226,13 +233,13 @@ async fn level(
         let draw = Draw::new(args.seed.wrapping_add(u64::from(at) << 20));
         streams.spawn(stream(client.clone(), draw, of, decoding.clone()));
     }
-    let long = args.long_prompt.map(|tokens| (tokens, vocabulary));
-    let first_token = |draw, ready| {
-        let decoding = decoding.subscribe();
-        long.map(|long| long_prompt::first_token(client.clone(), draw, long, (ready, decoding)))
-    };
-    let draw = Draw::new(args.seed ^ u64::from(clients) << 32 ^ 2);
-    let beside = first_token(draw.clone(), clients).map(tokio::spawn);
+    let mut beside = JoinSet::new();
+    if let Some(tokens) = args.long_prompt {
+        let prompt = LongPrompt { tokens, vocabulary, seed: args.seed.wrapping_add(number << 40) };
+        beside.spawn(prompt.measure(client.clone(), (clients, decoding.subscribe())));
+    }
+    // From now on the streams alone say how many of them decode.
+    drop(decoding);
     let broke = |e| Failure::new(format!("a client broke off: {e}"));
     let mut seen = Vec::new();
     while let Some(of) = streams.join_next().await {
@@ -246,13 +253,9 @@ async fn level(
         all.next.extend(&of.next);
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let long_prompt = match (beside, first_token(Draw::new(args.seed ^ 3), 0)) {
-        (Some(beside), Some(alone)) => {
-            let (beside, alone) = (beside.await.map_err(broke)??, alone.await?);
-            let tokens = args.long_prompt.unwrap_or(0);
-            Some(long_prompt::compare(tokens, &beside, &alone, &seen)?)
-        }
-        _ => None,
+    let long_prompt = match beside.join_next().await {
+        Some(times) => Some(times.map_err(broke)??.beside(&seen)),
+        None => None,
     };
     let next: Vec<Duration> = all.next.iter().map(|(_, gap)| *gap).collect();
     Ok(Level {
@@ -278,7 +281,8 @@ struct StreamOptions {
     tokens: (u32, u32),
 }
 
-/// One client, which sends its requests one after another. It is counted in `decoding` once it has some tokens.
+/// One client, which sends its requests one after another. It is counted in `decoding` once its first answer has
+/// [`long_prompt::STREAM_TOKENS`] tokens.
 async fn stream(
     client: Client,
     mut draw: Draw,
@@ -307,7 +311,7 @@ async fn stream(
             }
             (last, first) = (now, false);
             seen.tokens += 1;
-            if seen.tokens == long_prompt::STREAM_TOKENS {
+            if seen.tokens == u64::from(long_prompt::STREAM_TOKENS) {
                 decoding.send_modify(|streams| *streams += 1);
             }
         }

@@ -375,6 +375,8 @@ mod tests {
             "{{ 'x' * 99999999 * 99 }}".to_owned(),
             "{% set t = 'x' * 99999999 %}{{ (t | upper) ~ (t | upper) ~ (t | upper) }}".to_owned(),
             lists("{{ n.a }}"),
+            lists("{{ n.a[:] }}"),
+            lists("{{ n.a * 1 }}"),
             lists("{{ n.a | string | length }}"),
             lists("{{ n.a | trim | length }}"),
             lists("{{ [n.a] | join | length }}"),

@@ -65,11 +65,11 @@ pub fn planned(
     let together: Vec<String> = together
         .map(|(sequences, step)| {
             let rate = f64::from(*sequences) * 1e9 / step;
-            format!("{sequences}: {rate:.1} tokens/s (a step {})", ms(*step))
+            format!("{sequences} sequences together {rate:.1} tokens/s ({} a step)", ms(*step))
         })
         .collect();
     if !together.is_empty() {
-        let _ = writeln!(out, "sequences together: {}", together.join(", "));
+        let _ = writeln!(out, "{}", together.join(", "));
     }
     if plan.activations != Activations::default() {
         let _ = writeln!(out, "activations {}", plan.activations);

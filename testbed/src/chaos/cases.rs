@@ -132,7 +132,9 @@ impl Cases {
         for case in 0..self.len() {
             let mut may = clients.iter().filter(|client| self.may_ask(client, case));
             let many = may.clone().count().max(1);
-            let client = may.nth(case % many).context("nobody asks for tensors")?;
+            let client = may
+                .nth(case % many)
+                .with_context(|| format!("no client can ask for case {case}"))?;
             let answer = self.ask(client, case, &mut || ()).await.map_err(anyhow::Error::msg)?;
             let outcome = self.judged(case, &answer)?;
             ensure!(outcome.0.is_fine(), "case {case} before anything happened: {outcome:?}");

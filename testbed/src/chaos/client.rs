@@ -1,5 +1,6 @@
 //! Clients of the cluster: of the SDK, and programs that ask `galaxy serve`.
 
+use super::HANG;
 use anyhow::{Context, Result, ensure};
 use galaxy_client::{Client, GenerateOptions, Generated};
 use galaxy_common::SamplingParams;
@@ -104,10 +105,18 @@ async fn by_http(
     let (sender, mut events) = mpsc::unbounded_channel();
     let url = format!("http://{address}/v1/completions");
     let TextRequest { prompt, tokens, sampling } = request;
+    let SamplingParams { temperature, seed, frequency, .. } = sampling;
+    let sent = SamplingParams {
+        temperature: *temperature,
+        seed: *seed,
+        frequency: *frequency,
+        ..SamplingParams::default()
+    };
+    ensure!(sent == *sampling, "only temperature, seed and frequency penalty are sent by HTTP");
     let body = json!({
         "prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "stream": true,
-        "return_token_ids": true, "temperature": sampling.temperature, "seed": sampling.seed,
-        "frequency_penalty": sampling.frequency,
+        "return_token_ids": true, "temperature": temperature, "seed": seed,
+        "frequency_penalty": frequency,
     });
     let reading = tokio::task::spawn_blocking(move || {
         // Whoever has stopped waiting hears of nothing more.
@@ -125,8 +134,13 @@ async fn by_http(
 
 /// Sends a request, and reads the choices of its stream to the end.
 fn read_events(url: &str, body: &str, mut event: impl FnMut(Choice)) -> Result<()> {
-    let agent: ureq::Agent =
-        ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().into();
+    // Nobody waits for a request any more that hangs.
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .timeout_global(Some(HANG))
+        .build()
+        .into();
     let mut response = agent.post(url).content_type("application/json").send(body)?;
     let status = response.status();
     if !status.is_success() {

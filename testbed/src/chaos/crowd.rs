@@ -1,6 +1,7 @@
 //! Clients that ask again and again.
 
 use super::{
+    HANG,
     cases::{Cases, Outcome},
     client::ChaosClient,
     millis,
@@ -17,8 +18,8 @@ use std::{
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 
-/// A request that has not ended after this time hangs.
-const HANG: Duration = Duration::from_secs(300);
+/// The pause of a client after an error.
+const AFTER_ERROR: Duration = Duration::from_millis(200);
 
 /// Clients that ask one request after another until `Crowd::end`.
 pub struct Crowd {
@@ -81,7 +82,11 @@ async fn ask(
         let waited_ms = millis(waited.max(last.elapsed()));
         let (outcome, why) = match answer {
             Err(_) => (Outcome::Hang, format!("no end within {HANG:?}")),
-            Ok(Err(error)) => (Outcome::Lost, error),
+            Ok(Err(error)) => {
+                // Where nobody listens, errors come at once.
+                tokio::time::sleep(AFTER_ERROR).await;
+                (Outcome::Lost, error)
+            }
             Ok(Ok(answer)) => {
                 let cases = cases.clone();
                 tokio::task::spawn_blocking(move || cases.judge(case, &answer)).await??

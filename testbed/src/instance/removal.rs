@@ -130,8 +130,8 @@ impl TestbedRecord {
     }
 }
 
-/// Keeps a signal from taking testbeds down while this is held, so that nothing is made behind its back: a process
-/// that is not in the testbed's list yet would stay.
+/// Keeps a signal from taking testbeds down while this is held, so that no worker starts that `workers.json` does not
+/// list yet: its process would stay.
 pub(super) struct Undisturbed {
     _up: MutexGuard<'static, Option<Vec<TestbedRecord>>>,
 }

@@ -95,6 +95,7 @@ pub(super) fn is_callable(value: &Value) -> bool {
 fn write_text(out: &mut Paid<'_>, value: &Value) -> fmt::Result {
     match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Map => write_repr(out, value, 0),
+        ValueKind::Iterable if value.len().is_some() => write_repr(out, value, 0),
         _ => write!(out, "{value}"),
     }
 }
@@ -112,7 +113,8 @@ fn write_repr(out: &mut Paid<'_>, value: &Value, depth: usize) -> fmt::Result {
             Some(value) => out.write_str(&float(value)),
             None => write!(out, "{value}"),
         },
-        ValueKind::Seq => {
+        // Parts and multiples of lists are iterables of a known length.
+        ValueKind::Seq | ValueKind::Iterable if value.len().is_some() => {
             let tuple = value.is_tuple();
             out.write_char(if tuple { '(' } else { '[' })?;
             let mut count = 0;

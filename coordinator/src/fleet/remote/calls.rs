@@ -257,9 +257,9 @@ async fn follow(
                 });
             }
             Some(place_event::Event::Wanted(_)) => {
-                let (supplier, identity) = (shared.model_server.clone(), shared.identity.clone());
+                let (server, identity) = (shared.model_server.clone(), shared.identity.clone());
                 let device = shared.device(device);
-                supplies.spawn(async move { supplier.supply(&device, &identity).await });
+                supplies.spawn(async move { server.supply(&device, &identity).await });
             }
             Some(place_event::Event::Ready(ready)) => return Ok(ready),
             None => {}

@@ -20,8 +20,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The numbers of sequences for which a decode step is predicted.
-const SEQUENCES: [u32; 5] = [1, 2, 4, 8, 16];
+/// The numbers of sequences for which a decode step is predicted, beside the one of the request.
+const SEQUENCES: [u32; 4] = [2, 4, 8, 16];
 
 /// Arguments of `galaxy plan`.
 #[derive(Args, Debug)]
@@ -162,8 +162,8 @@ impl PlanQuestion {
     /// Nanoseconds of a decode step of several numbers of sequences: of so many as the KV cache holds to their ends.
     fn decode_steps(&self, plan: &Plan) -> Result<Vec<(u32, f64)>, PlanningError> {
         let longest = self.workload.lengths.iter().map(|(tokens, _)| *tokens).max().unwrap_or(0);
-        let each = (longest + self.workload.generated).div_ceil(Cache::BLOCK).max(1);
-        let most = budget::sequences(plan).min((plan.cache.blocks() / each).max(1));
+        let each = (longest + self.workload.generated).div_ceil(Cache::BLOCK);
+        let most = budget::sequences(plan).min(plan.cache.blocks() / each.max(1));
         let numbers: Vec<u32> = SEQUENCES.into_iter().filter(|number| *number <= most).collect();
         galaxy_planner::decode_steps(&self.request(&self.allowed), plan, &numbers)
     }

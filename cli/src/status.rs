@@ -99,7 +99,7 @@ fn sequences(of: &SequencesStatus) -> String {
         let _ = write!(out, "; {} prompts began with {} rows of it", of.prefixes, of.prefix_rows);
     }
     if of.drafted > 0 {
-        let _ = write!(out, "; {} of {} drafted tokens were right", of.accepted, of.drafted);
+        let _ = write!(out, "; {} of {} drafted tokens were accepted", of.accepted, of.drafted);
     }
     if of.evicted > 0 {
         let _ = write!(out, "; {} evictions: raise kv_cache_tokens", of.evicted);

@@ -81,7 +81,7 @@ pub struct SequencesStatus {
     pub tokens: u64,
     /// Rows of drafted tokens so far.
     pub drafted: u64,
-    /// Drafted tokens so far that were right.
+    /// Drafted tokens so far that were accepted.
     pub accepted: u64,
 }
 

@@ -1,10 +1,10 @@
 //! KV blocks: those that each sequence has, and the prefix cache, which are the rows of ended sequences that are still
-//! cached.
+//! cached. Ended sequences are evicted from it where blocks are needed, the least recently used first.
 //!
 //! Pure: the caller tells the devices what they have to know, in the right order. Blocks have the same numbers on all
 //! devices, and belong to an epoch: when the next one begins, all are free. Sequences that begin alike share whole
 //! blocks. A block that is not full is never shared; a sequence that continues one that has ended takes over that one's
-//! last block, too, and the ended sequence is given up.
+//! last block, too, and the ended sequence is evicted.
 
 use crate::client_memory::Who;
 use galaxy_common::{BlockTables, Cache, Epoch};
@@ -83,7 +83,7 @@ impl KvBlocks {
 
     /// How many blocks no running sequence has: free ones, and those of ended sequences.
     pub fn free(&self) -> u32 {
-        self.room(&self.reclaimable(&[])) as u32
+        self.room(&self.evictable(&[])) as u32
     }
 
     /// How many blocks a sequence has.
@@ -91,16 +91,16 @@ impl KvBlocks {
         self.tables.held(slot) as u32
     }
 
-    /// Looks up the prefix cache: the cached rows with which a sequence of a client begins, of an ended sequence of the same client. One row at
-    /// least is computed again, because its logits are not kept. None where there are no such rows, or where their
-    /// blocks are needed for the other rows of the sequence.
+    /// Looks up the prefix cache: the longest run of cached rows with which a sequence begins, among the ended sequences
+    /// of the same client. One row at least is computed again, because its logits are not kept. None where there are no
+    /// such rows, or where their blocks are needed for the other rows of the sequence.
     pub fn prefix(&self, client: &Who, tokens: &[u32]) -> Option<Prefix> {
         let of = |ended: &Ended| {
             let alike = tokens.iter().zip(&ended.tokens).take_while(|(a, b)| a == b).count();
             let rows = alike.min(tokens.len().saturating_sub(1));
             let block = Cache::BLOCK as usize;
             let (whole, rest) = (rows / block * block, rows % block);
-            // Not where more is given up than found.
+            // Not where more is evicted than found.
             let last = rest >= LEAST.max(ended.tokens.len() - rows);
             let rows = if last { rows } else { whole } as u32;
             Prefix { of: ended.slot, rows, last }
@@ -110,26 +110,26 @@ impl KvBlocks {
             let more =
                 (tokens.len() as u32).div_ceil(Cache::BLOCK) - prefix.rows.div_ceil(Cache::BLOCK);
             let more = more as usize;
-            more <= self.tables.free() || more <= self.room(&self.reclaimable(&[prefix.of]))
+            more <= self.tables.free() || more <= self.room(&self.evictable(&[prefix.of]))
         };
         let own = self.ended.iter().filter(|ended| ended.client == *client);
         let longest = own.map(of).max_by_key(|prefix| prefix.rows);
         longest.filter(|prefix| prefix.rows > 0 && has_room(prefix))
     }
 
-    /// The slots of ended sequences, without those that are `needed`.
-    fn reclaimable(&self, needed: &[u32]) -> Vec<u32> {
+    /// The slots of ended sequences that may be evicted: all but those that are `needed`.
+    fn evictable(&self, needed: &[u32]) -> Vec<u32> {
         let ended = self.ended.iter().map(|ended| ended.slot);
         ended.filter(|slot| !needed.contains(slot)).collect()
     }
 
-    /// How many blocks are free once these ended sequences are given up.
-    fn room(&self, reclaimable: &[u32]) -> usize {
-        self.tables.free() + self.tables.only_of(reclaimable.iter().copied())
+    /// How many blocks are free once these ended sequences are evicted.
+    fn room(&self, evictable: &[u32]) -> usize {
+        self.tables.free() + self.tables.only_of(evictable.iter().copied())
     }
 
-    /// Gives a sequence blocks for `rows` rows; where it begins, the first of them with the rows of `prefix`. Blocks of
-    /// ended sequences are taken for that, of the least recently used first, but not of those that are `needed`. None
+    /// Gives a sequence blocks for `rows` rows; where it begins, the first of them with the rows of `prefix`. Ended
+    /// sequences are evicted for that, the least recently used first, but not those that are `needed`. None
     /// where there are not enough; then the sequence has what it had.
     pub fn allocate(
         &mut self,
@@ -144,20 +144,20 @@ impl KvBlocks {
         }
         let source = prefix.map(|prefix| prefix.of);
         let needed: Vec<u32> = needed.iter().copied().chain(source).collect();
-        let reclaimable = self.reclaimable(&needed);
+        let evictable = self.evictable(&needed);
         let more = (rows.div_ceil(Cache::BLOCK)).saturating_sub(self.held(slot)) as usize;
-        if more > self.room(&reclaimable) {
+        if more > self.room(&evictable) {
             self.tables.keep(slot, had);
             return None;
         }
         let mut got = Allocation { table: None, before: Vec::new(), after: None };
-        let mut reclaimable = reclaimable.into_iter();
+        let mut evictable = evictable.into_iter();
         let table = loop {
             match self.tables.allocate(slot, rows) {
                 Some(table) => break table,
                 None => {
-                    let oldest = reclaimable.next()?;
-                    self.drop_ended(oldest);
+                    let oldest = evictable.next()?;
+                    self.evict_ended(oldest);
                     got.before.push(oldest);
                 }
             }
@@ -165,7 +165,7 @@ impl KvBlocks {
         if let Some(of) = source {
             match prefix.is_some_and(|prefix| prefix.last) {
                 true => {
-                    self.drop_ended(of);
+                    self.evict_ended(of);
                     got.after = Some(of);
                 }
                 // The ended sequence is the most recently used now.
@@ -211,11 +211,12 @@ impl KvBlocks {
         forgotten.extend(self.ended.iter().take(oldest).map(|ended| ended.slot));
         forgotten.sort_unstable();
         forgotten.dedup();
-        forgotten.iter().for_each(|slot| self.drop_ended(*slot));
+        forgotten.iter().for_each(|slot| self.evict_ended(*slot));
         forgotten
     }
 
-    fn drop_ended(&mut self, slot: u32) {
+    /// Evicts an ended sequence from the prefix cache.
+    fn evict_ended(&mut self, slot: u32) {
         self.ended.retain(|ended| ended.slot != slot);
         self.release(slot);
     }

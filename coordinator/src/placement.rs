@@ -167,7 +167,7 @@ pub(crate) fn held(part: &DevicePlan) -> BlockAssignment {
     found.copied().unwrap_or_else(|| part.prefill.block(0))
 }
 
-/// What a device of the cluster file offers, with what its worker says of itself.
+/// What a device of the cluster file offers, its memory budget and its threads, with what its worker says of itself.
 ///
 /// `threads` is the most that the worker grants, where that is known; `own` is the worker's own
 /// limit of memory, if it has one.

@@ -1,5 +1,5 @@
-//! The scheduler: which sequences take part in the next step, with how many rows and for how many tokens, and which
-//! sequences are evicted from the KV cache for that.
+//! The scheduler of continuous batching: which sequences take part in the next step, with how many rows and for how many
+//! tokens, and which sequences are evicted from the KV cache for that.
 //!
 //! It is pure: the waiting sequences go in, the next step comes out, and what a step took is reported back. Sequences
 //! of which one row is to be run (the last token) decode together, in bursts. Prompts are prefilled in chunks, several
@@ -35,7 +35,7 @@ const LEAST_CHUNK: u32 = 16;
 /// fast for each row as those of more.
 const TOGETHER: u32 = 256;
 
-/// A sequence that waits for its next step.
+/// A sequence between two steps, new or decoding: it may take part in the next one.
 #[derive(Debug, Clone)]
 pub struct Waiting<K> {
     /// The client whose sequence it is.
@@ -179,7 +179,7 @@ impl Scheduler {
         limits: Limits,
     ) -> Vec<SequenceStep> {
         let undisturbed = decoding == 0;
-        let budget = match (self.pace.step(decoding), self.pace.row()) {
+        let row_limit = match (self.pace.step(decoding), self.pace.row()) {
             _ if undisturbed && order.len() < 2 => limits.rows,
             (Some(step), Some(row)) if !undisturbed => {
                 let rows = (CHUNK_STEPS * step / row) as u32;
@@ -188,7 +188,7 @@ impl Scheduler {
             _ if !undisturbed => LEAST_CHUNK,
             _ => TOGETHER,
         };
-        let mut left = budget.min(limits.rows);
+        let mut left = row_limit.min(limits.rows);
         let mut parts = Vec::new();
         for index in together(waiting, order).take(limits.sequences as usize) {
             let of = &waiting[*index];

@@ -6,7 +6,7 @@
 //! drafted row counts where the choice before it is the token that was drafted. So drafts change how soon tokens come,
 //! and never which.
 //!
-//! How many rows are drafted follows from how often drafts were right lately, and from what a row costs.
+//! How many rows are drafted follows from how often drafts were accepted lately, and from what a row costs.
 
 use galaxy_common::Sequence;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ const SHORTEST: usize = 2;
 const MOST: usize = 15;
 /// Classes of drafts, by how many tokens were equal: up to 2, 4, 8, and more.
 const CLASSES: usize = 4;
-/// The share of drafted tokens of each class that are right, before anything is known of a sequence.
+/// The acceptance rate, the share of drafted tokens of each class that are right, before anything is known of a sequence.
 const BEFORE: [f32; CLASSES] = [0.4, 0.6, 0.75, 0.9];
 /// The weight of one drafted token in the running mean of its class.
 const LATELY: f32 = 0.15;
@@ -42,7 +42,7 @@ pub(crate) struct SharedHistories {
 /// The tokens of a sequence, and how well they predict what follows.
 struct History {
     tokens: Vec<u32>,
-    /// The share of drafted tokens of each class that are right, as a running mean.
+    /// The acceptance rate, the share of drafted tokens of each class that are right, as a running mean.
     right: [f32; CLASSES],
     /// Whether to draft at all: not where earlier tokens change what is likely (penalties), nor where
     /// tokens were left out.

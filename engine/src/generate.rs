@@ -167,7 +167,7 @@ impl Generation {
             let mut report = executor.run_steps(
                 Job { program: job.program.clone(), binding: binding.clone(), ..job },
                 &mut |told, bound| {
-                    progress.take(told, histories, &mut listener);
+                    progress.verify_drafts(told, histories, &mut listener);
                     if progress.is_over() {
                         return RunStep::Done;
                     }
@@ -257,7 +257,7 @@ impl Progression {
 
     /// Takes a choice that is proved. Gives whether it is the token that was drafted, so that the choice behind it
     /// counts, too.
-    fn take(&mut self, row: usize, told: &TokenEvent, mask: Option<TokenMask>) -> bool {
+    fn accept(&mut self, row: usize, told: &TokenEvent, mask: Option<TokenMask>) -> bool {
         let token = told[0] as u32;
         (self.generated, self.last) = (self.generated + 1, *told);
         self.goal.mask = mask.or(self.goal.mask.take());
@@ -357,7 +357,7 @@ impl Progress {
 
     /// Verifies the drafts of a step: a drafted token is accepted where the token sampled behind the row before it is the
     /// same. Reports what is proved and follows what was reported before.
-    fn take(
+    fn verify_drafts(
         &mut self,
         told: &[TokenEvent],
         histories: &mut Histories,
@@ -387,7 +387,7 @@ impl Progress {
                 follows = proved && {
                     of.needed = asked;
                     histories.push(slot, told[0] as u32);
-                    of.take(row, told, listener.token(at, told))
+                    of.accept(row, told, listener.token(at, told))
                 };
                 right += u32::from(follows);
             }
@@ -533,7 +533,7 @@ mod tests {
                     told[at].push((one[0] as u32, one[1] as u32));
                     None
                 };
-                progress.take(&choices, &mut histories, &mut tell);
+                progress.verify_drafts(&choices, &mut histories, &mut tell);
             }
             progress.check().unwrap();
             for (told, of) in told.iter().zip(&progress.sequences) {
@@ -569,7 +569,7 @@ mod tests {
             said.push(told[0] as u32);
             Some(TokenMask::of(&[5]))
         };
-        progress.take(&told, &mut histories, &mut tell);
+        progress.verify_drafts(&told, &mut histories, &mut tell);
         assert_eq!((said, progress.sequences[0].generated), (vec![1], 1));
     }
 
@@ -583,7 +583,7 @@ mod tests {
         let mut histories = Histories::default();
         let mut progress = Progress::new(goals, &binding, (9, None), &mut histories);
         let mut tell = |_: usize, _: &TokenEvent| None;
-        progress.take(&[[0.0; TOKEN_VALUES as usize]], &mut histories, &mut tell);
+        progress.verify_drafts(&[[0.0; TOKEN_VALUES as usize]], &mut histories, &mut tell);
         assert!(progress.is_over() && progress.check().is_err());
     }
 }

@@ -258,7 +258,7 @@ impl Sampler {
         told: &mut [f32],
     ) -> Option<SampledToken> {
         gathered.candidates.sort_unstable_by(Candidate::order);
-        let (chosen, proved) = self.take(gathered, position)?;
+        let (chosen, proved) = self.choose(gathered, position)?;
         if proved && self.sampling.looks_back() {
             self.last = Some((position, chosen.token));
         }
@@ -287,8 +287,9 @@ impl Sampler {
         Some(SampledToken { token: chosen.token, proved })
     }
 
-    /// The choice, and whether the candidates prove it.
-    fn take(&self, gathered: &Candidates, position: u32) -> Option<(Candidate, bool)> {
+    /// Chooses by top-k, top-p and min-p among the candidates, whose logits were divided by the temperature when they
+    /// were found. Gives whether they prove the choice: no token that a device left out could change it.
+    fn choose(&self, gathered: &Candidates, position: u32) -> Option<(Candidate, bool)> {
         let all = &gathered.candidates[..];
         let best = *all.first()?;
         let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;

@@ -1,4 +1,4 @@
-//! The bytes that a plan asks of each device: the sum that law 2 bounds.
+//! The memory that a plan needs of each device (`Needs`), which law 2 holds within the device's memory budget.
 
 pub use crate::holdings::PROCESS;
 

@@ -56,7 +56,7 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlanningError> {
     }
 }
 
-/// What a given plan is predicted to do, by the simulator: means over the workload's lengths. Its
+/// Predicts the latency of a given plan, by the simulator: means over the workload's lengths. Its
 /// `closed_form` repeats the latency.
 ///
 /// # Errors

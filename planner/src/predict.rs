@@ -1,4 +1,4 @@
-//! What a plan is predicted to do, by the simulator.
+//! Predicts the latency of a plan, and what each device does, by the simulator.
 
 use crate::{
     cost_model,
@@ -61,7 +61,8 @@ impl Run {
     }
 }
 
-/// What `plan` is predicted to do for a request: means over the workload's lengths. `closed_form` is the caller's.
+/// Predicts the latency of `plan` for a request: means over the workload's lengths. `closed_form` repeats the latency;
+/// the planner puts its own in.
 ///
 /// # Errors
 /// When a profile is missing, or the plan cannot be lowered.
@@ -261,6 +262,7 @@ mod tests {
         }
         assert!(worst < 0.01, "{worst}");
     }
+
     #[test]
     fn a_step_of_several_sequences_takes_more_than_one_and_less_than_each_alone() {
         let llama = testing::llama(4, 1024, 16, 4);

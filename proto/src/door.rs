@@ -319,7 +319,7 @@ impl Porter {
         Ok(Shaken { peer, stream: Inner::Tls(Box::new(stream)), left })
     }
 
-    /// Lets in the peer if its role and protocol allow it.
+    /// Authorizes the peer: lets it in if its role may use its protocol. Its certificate was verified in the handshake.
     async fn let_in(&self, Shaken { peer, stream, left }: Shaken) {
         let alpn = match &stream {
             Inner::Tls(stream) => stream.get_ref().1.alpn_protocol(),

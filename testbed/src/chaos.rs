@@ -107,7 +107,7 @@ pub fn play(options: &Options) -> Result<Summary> {
     let served = options.served.unwrap_or(options.clients / 4);
     ensure!(
         served < options.clients,
-        "at least one client has the SDK: fewer than {} can be --served",
+        "--served must be less than --clients, {}: one of them at least has the SDK",
         options.clients
     );
     let model = Arc::new(ModelDir::open(&options.model)?);

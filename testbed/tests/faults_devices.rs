@@ -131,7 +131,7 @@ async fn killed(link: &'static str) {
     cluster.running(0).await.unwrap();
     cluster.workers[0].kill().unwrap();
     // A request that has no time to wait is answered with the device that is missing.
-    let error = error_within(8, &cluster, &client).await;
+    let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 0, &error);
     assert_let_go(&cluster, Some(0), &before).await;
     let status = client.status().await.unwrap();
@@ -167,7 +167,7 @@ async fn frozen(link: &'static str) {
     let answers = [long_request(&client), long_request(&other)];
     cluster.running(1).await.unwrap();
     cluster.workers[1].signal("STOP").unwrap();
-    let error = error_within(8, &cluster, &client).await;
+    let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 1, &error);
     assert_let_go(&cluster, Some(1), &before).await;
     cluster.workers[1].signal("CONT").unwrap();
@@ -194,7 +194,7 @@ async fn unplugged(link: &'static str) {
     let answer = long_request(&client);
     cluster.running(2).await.unwrap();
     network.plug(2, false).unwrap();
-    let error = error_within(8, &cluster, &client).await;
+    let error = error_within(5, &cluster, &client).await;
     assert_lost(&cluster, 2, &error);
     assert_let_go(&cluster, Some(2), &before).await;
     network.plug(2, true).unwrap();

@@ -156,6 +156,22 @@ impl Draw {
     fn of(&mut self, (from, to): (u32, u32)) -> u32 {
         from + self.below(to - from + 1)
     }
+
+    /// A prompt of so many random tokens.
+    fn prompt(&mut self, tokens: u32, vocabulary: u32) -> Prompt {
+        Prompt::Ids((0..tokens).map(|_| self.below(vocabulary)).collect())
+    }
+}
+
+/// Asks for so many tokens, each the likeliest.
+fn greedy(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens,
+        sampling: SamplingParams { temperature: Some(0.0), ..SamplingParams::default() },
+        ignore_end: true,
+        fallback: None,
+        ..GenerateOptions::default()
+    }
 }
 
 /// Runs `galaxy bench serve`.
@@ -233,6 +249,7 @@ async fn level(
         let draw = Draw::new(args.seed.wrapping_add(u64::from(at) << 20));
         streams.spawn(stream(client.clone(), draw, of, decoding.clone()));
     }
+    // A set of one, so that an error of a stream ends it.
     let mut beside = JoinSet::new();
     if let Some(tokens) = args.long_prompt {
         let prompt = LongPrompt { tokens, vocabulary, seed: args.seed.wrapping_add(number << 40) };
@@ -291,17 +308,12 @@ async fn stream(
 ) -> Result<StreamTimes, Failure> {
     let mut seen = StreamTimes::default();
     for _ in 0..requests {
-        let ids: Vec<u32> = (0..draw.of(prompt)).map(|_| draw.below(vocabulary)).collect();
-        seen.prompt_tokens += ids.len() as u64;
-        let options = GenerateOptions {
-            max_tokens: draw.of(tokens),
-            sampling: SamplingParams { temperature: Some(0.0), ..SamplingParams::default() },
-            ignore_end: true,
-            fallback: None,
-            ..GenerateOptions::default()
-        };
+        let rows = draw.of(prompt);
+        let prompt = draw.prompt(rows, vocabulary);
+        seen.prompt_tokens += u64::from(rows);
+        let options = greedy(draw.of(tokens));
         let mut last = Instant::now();
-        let mut text = client.generate(Prompt::Ids(ids), options).await?;
+        let mut text = client.generate(prompt, options).await?;
         let mut first = true;
         while let Some(Generated::Token(_)) = text.next().await? {
             let now = Instant::now();

@@ -67,12 +67,11 @@ impl Frame {
     /// A whole answer: the texts, each with why it ends.
     pub fn whole(&self, texts: Vec<(AnswerText, String)>, usage: Usage) -> Value {
         let choices = texts.into_iter().enumerate().map(|(index, (text, finish))| {
-            let what = match self.form {
-                Form::Completion => text.text.into(),
-                Form::Chat => json!({ "role": "assistant", "content": text.text }),
+            let said = match self.form {
+                Form::Completion => ("text", text.text.into()),
+                Form::Chat => ("message", json!({ "role": "assistant", "content": text.text })),
             };
-            let key = if self.form == Form::Chat { "message" } else { "text" };
-            choice(index, (key, what), text.token_ids, Some(&finish))
+            choice(index, said, text.token_ids, Some(&finish))
         });
         let mut answer = self.around(choices.collect(), false);
         answer["usage"] = usage.json();

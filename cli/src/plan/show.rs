@@ -61,8 +61,8 @@ pub fn planned(
         let _ = write!(out, " and {made} tokens made for each, {rate:.1} tokens/s");
     }
     out.push('\n');
-    let together = decode_steps.iter().filter(|(sequences, _)| *sequences > 1);
-    let together: Vec<String> = together
+    let together: Vec<String> = decode_steps
+        .iter()
         .map(|(sequences, step)| {
             let rate = f64::from(*sequences) * 1e9 / step;
             format!("{sequences} sequences together {rate:.1} tokens/s ({} a step)", ms(*step))

@@ -323,7 +323,7 @@ pub(super) fn transfer(lane: Lane, ends: &Ends, inbox: &Receiver<Arc<Run>>) {
     drive(lane, inbox, |run, op| ends.transfer(lane, run, op));
 }
 
-/// Sends the tile of an operation to the next device, as one frame.
+/// Sends the tile of activations of an operation to the peer of its lane, as one frame.
 fn send(peer: Rank, run: &Run, op: &Operation, link: &mut dyn LinkSender) -> Result<(), RunError> {
     let region = op.reads[0];
     let tile = run.staging.read(run.program.tensor(region.tensor).slot).map_err(in_use)?;

@@ -1,4 +1,4 @@
-//! Which roles may use which protocols of a server, with how many connections at a time.
+//! Authorization: which roles may use which protocols of a server, with how many connections at a time.
 
 use super::places::AdmissionLimits;
 use crate::{ALPN_CONTROL, ALPN_RING, identity::Role};

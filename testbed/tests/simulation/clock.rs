@@ -99,9 +99,8 @@ fn news(events: &OwnedFd) -> bool {
 /// The other threads of this process.
 #[derive(Default)]
 struct Threads {
-    /// The state that the system reports of each thread: `running`, or the call in which it sleeps. The thread
-    /// that was last seen running stands first: it is likely to run still, and then no other need be read.
-    calls: Vec<(i32, File)>,
+    /// The state that the system reports of each thread: `running`, or the call in which it sleeps.
+    calls: HashMap<i32, File>,
 }
 
 impl Threads {
@@ -130,12 +129,9 @@ impl Threads {
             self.find()?;
         }
         let mut word = [0; 7];
-        for i in 0..self.calls.len() {
-            match self.calls[i].1.read_at(&mut word, 0) {
-                Ok(_) if word == *b"running" => {
-                    self.calls.swap(0, i);
-                    return Ok(false);
-                }
+        for call in self.calls.values() {
+            match call.read_at(&mut word, 0) {
+                Ok(_) if word == *b"running" => return Ok(false),
                 Ok(_) => {}
                 Err(_) => {
                     // The thread is gone, and another may have come.
@@ -149,17 +145,21 @@ impl Threads {
 
     fn find(&mut self) -> io::Result<()> {
         let own = gettid().as_raw_nonzero().get();
-        let mut known: HashMap<i32, File> = self.calls.drain(..).collect();
+        let mut now = HashMap::new();
         for entry in fs::read_dir("/proc/self/task")?.flatten() {
             let Ok(thread) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
             if thread == own {
                 continue;
             }
-            // A thread that has ended since then is left out.
-            let call =
-                known.remove(&thread).or_else(|| File::open(entry.path().join("syscall")).ok());
-            self.calls.extend(call.map(|call| (thread, call)));
+            match self.calls.remove(&thread) {
+                Some(call) => drop(now.insert(thread, call)),
+                // A thread that has ended since then is left out.
+                None => {
+                    drop(File::open(entry.path().join("syscall")).map(|c| now.insert(thread, c)))
+                }
+            }
         }
+        self.calls = now;
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Threads {
         let name = |thread: &i32| {
             fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default()
         };
-        self.calls.iter().map(|(thread, _)| name(thread)).collect()
+        self.calls.keys().map(name).collect()
     }
 }
 

@@ -1,8 +1,8 @@
-//! A long prompt that comes while streams decode: how long its first token takes, and what the streams feel of it.
+//! A long prompt that comes while streams decode: how long its first token takes, and how long the streams wait.
 
-use super::{Draw, StreamTimes};
+use super::{Draw, StreamTimes, greedy};
 use crate::failure::Failure;
-use galaxy_client::{Client, GenerateOptions, Generated, Prompt, SamplingParams};
+use galaxy_client::{Client, Generated};
 use galaxy_common::Spread;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -85,16 +85,9 @@ impl LongPrompt {
     /// Sends the prompt of this number, and waits for its first token.
     async fn first_token(self, client: &Client, number: u64) -> Result<Interval, Failure> {
         let mut draw = Draw::new(self.seed.wrapping_add(number << 56));
-        let ids: Vec<u32> = (0..self.tokens).map(|_| draw.below(self.vocabulary)).collect();
-        let options = GenerateOptions {
-            max_tokens: 1,
-            sampling: SamplingParams { temperature: Some(0.0), ..SamplingParams::default() },
-            ignore_end: true,
-            fallback: None,
-            ..GenerateOptions::default()
-        };
+        let prompt = draw.prompt(self.tokens, self.vocabulary);
         let sent = Instant::now();
-        let mut generating = client.generate(Prompt::Ids(ids), options).await?;
+        let mut generating = client.generate(prompt, greedy(1)).await?;
         let mut first = None;
         loop {
             match generating.next().await? {
@@ -114,7 +107,7 @@ impl LongPrompt {
 }
 
 impl LongPromptTimes {
-    /// What the prompt took, and what the streams felt.
+    /// What the prompt took, and how long the streams waited.
     pub(super) fn beside(self, streams: &[StreamTimes]) -> LongPromptFindings {
         let Self { tokens, beside, alone } = self;
         let ended =

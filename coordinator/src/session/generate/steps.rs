@@ -69,7 +69,7 @@ pub struct Sequences {
     pub tokens: u64,
     /// How many rows were drafted since the beginning.
     pub drafted: u64,
-    /// How many drafted rows were right since the beginning.
+    /// How many drafted rows were accepted since the beginning.
     pub accepted: u64,
 }
 

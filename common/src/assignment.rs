@@ -112,17 +112,12 @@ impl DevicePlan {
         }
     }
 
-    /// Whether it computes the same part of each block, and of the vocabulary, in both phases.
-    pub fn computes_alike(&self) -> bool {
-        let (prefill, decode) = (&self.prefill, &self.decode);
-        (&prefill.blocks, prefill.vocabulary) == (&decode.blocks, decode.vocabulary)
-    }
-
     /// What it holds: in each layer, and of the vocabulary, the run from the first to the last of what it computes in
     /// either phase.
     pub fn holds(&self) -> Cow<'_, Assignment> {
         let (prefill, decode) = (&self.prefill, &self.decode);
-        if self.computes_alike() {
+        let same = (&prefill.blocks, prefill.vocabulary) == (&decode.blocks, decode.vocabulary);
+        if same {
             return Cow::Borrowed(prefill);
         }
         let all = || prefill.blocks.iter().chain(&decode.blocks);

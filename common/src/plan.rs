@@ -515,16 +515,6 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether a row has the same results in programs of both phases, to the bit: devices compute the same parts in
-    /// both, and their partial sums are added in one order.
-    pub fn computes_alike(&self) -> bool {
-        // Around a ring of three the order depends on which device owns the row.
-        let one_order = self.layout == Layout::Stages
-            || self.exchange == Exchange::Direct
-            || self.ring.len() < 3;
-        one_order && self.ring.iter().all(DevicePlan::computes_alike)
-    }
-
     /// How the blocks of a layer are cut; none for a layer that the modes leave out.
     pub fn modes(&self, layer: u32) -> Option<Modes> {
         self.modes.iter().copied().find(|m| m.layers.has(layer))

@@ -3,9 +3,8 @@
 //!
 //! It is pure: the waiting sequences go in, the next step comes out, and what a step took is reported back. Sequences
 //! of which one row is to be run (the last token) decode together, in bursts. Prompts are prefilled in chunks, several
-//! together where they are short. Where both wait, a mixed step has a row of each decoding sequence and a chunk of
-//! prompts, so that weights are read once for both. Where that would change tokens, they take turns: single decode
-//! steps, and between them chunks of prompts that take a little longer. Clients take turns; the sequences of one client come by their priority, and those
+//! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks of
+//! prompts that take a little longer. Clients take turns; the sequences of one client come by their priority, and those
 //! of one priority in the order in which they came to wait. A waiting sequence gains on those that come later with a
 //! better priority, so that all get their turn.
 //!
@@ -30,10 +29,8 @@ const MOST: u32 = 64;
 const GAIN: Duration = Duration::from_secs(10);
 /// How long a chunk of prompts may take while other sequences decode, as a multiple of one of their decode steps.
 const CHUNK_STEPS: f64 = 1.25;
-/// Chunks between decode steps have a multiple of so many rows: fewer take as long, since all weights are read for them.
-const CHUNK_ROWS: u32 = 16;
-/// Chunks of mixed steps have a multiple of so many rows: the weights are read anyway.
-const MIXED_CHUNK_ROWS: u32 = 2;
+/// The fewest rows of a chunk while other sequences decode: fewer take as long, since all weights are read for them.
+const LEAST_CHUNK: u32 = 16;
 /// Rows of prompts that are prefilled together where several wait and none decodes: products of so many rows are as
 /// fast for each row as those of more.
 const TOGETHER: u32 = 256;
@@ -86,8 +83,6 @@ pub struct Limits {
     pub free: u32,
     /// Whether drafts may be verified.
     pub drafts: bool,
-    /// Whether sequences may decode in the programs that prefill prompts: rows have the same results in both.
-    pub mixes: bool,
 }
 
 impl Limits {
@@ -150,24 +145,18 @@ impl Scheduler {
         order.retain(|index| may_have_room(waiting, *index, limits.free));
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|index| waiting[*index].decodes());
-        let both = !(decoding.is_empty() || prompts.is_empty());
-        let mixes = both && limits.mixes && limits.decoding() > 1;
-        let limits = Limits { mixes: mixes && !waiting.iter().any(|of| of.alone), ..limits };
+        // In turns.
+        let reads = decoding.is_empty() || !(self.prefilled || prompts.is_empty());
+        let phase = if reads { Phase::Prefill } else { Phase::Decode };
         let steps = match prompts.is_empty() {
             true => self.burst(decoding.len(), limits),
             false => 1,
         };
-        let wanted = if limits.mixes {
-            self.mixed(waiting, &decoding, &prompts, limits)
-        } else if decoding.is_empty() || both && !self.prefilled {
-            // In turns.
-            self.prefill_chunks(waiting, &prompts, decoding.len(), limits)
-        } else {
-            decoded_together(waiting, &decoding, steps, limits)
+        let wanted = match phase {
+            Phase::Prefill => self.prefill_chunks(waiting, &prompts, decoding.len(), limits),
+            Phase::Decode => decoded_together(waiting, &decoding, steps, limits),
         };
         let (evicted, parts) = with_room(waiting, wanted, limits.free);
-        let decodes = parts.iter().all(|part| waiting[part.index].decodes());
-        let phase = if decodes { Phase::Decode } else { Phase::Prefill };
         let drafts = limits.drafts && phase == Phase::Decode;
         let row_cost = drafts.then(|| self.pace.row_cost(parts.len()));
         (!parts.is_empty()).then_some(Step { evicted, parts, phase, steps, row_cost })
@@ -181,25 +170,6 @@ impl Scheduler {
         }
     }
 
-    /// What sequences that decode and prompts would do in one step.
-    fn mixed<K>(
-        &self,
-        waiting: &[Waiting<K>],
-        decoding: &[usize],
-        prompts: &[usize],
-        limits: Limits,
-    ) -> Vec<SequenceStep> {
-        // One place is for a prompt.
-        let most = limits.decoding() as u32 - 1;
-        let beside = Limits { sequences: most, drafts: false, ..limits };
-        let mut parts = decoded_together(waiting, decoding, 1, beside);
-        let taken = parts.len() as u32;
-        let (rows, sequences) = (limits.rows - taken, limits.sequences - taken);
-        let left = Limits { rows, sequences, ..limits };
-        parts.extend(self.prefill_chunks(waiting, prompts, parts.len(), left));
-        parts
-    }
-
     /// The chunks of prompts that would be prefilled together.
     fn prefill_chunks<K>(
         &self,
@@ -209,14 +179,13 @@ impl Scheduler {
         limits: Limits,
     ) -> Vec<SequenceStep> {
         let undisturbed = decoding == 0;
-        let each = if limits.mixes { MIXED_CHUNK_ROWS } else { CHUNK_ROWS };
         let row_limit = match (self.pace.step(decoding), self.pace.row()) {
             _ if undisturbed && order.len() < 2 => limits.rows,
             (Some(step), Some(row)) if !undisturbed => {
                 let rows = (CHUNK_STEPS * step / row) as u32;
-                (rows / each * each).max(each)
+                (rows / LEAST_CHUNK * LEAST_CHUNK).max(LEAST_CHUNK)
             }
-            _ if !undisturbed => CHUNK_ROWS,
+            _ if !undisturbed => LEAST_CHUNK,
             _ => TOGETHER,
         };
         let mut left = row_limit.min(limits.rows);
@@ -241,7 +210,7 @@ impl Scheduler {
         self.prefilled = phase == Phase::Prefill;
         match phase {
             Phase::Decode => self.pace.decoded(ran, took),
-            Phase::Prefill => self.pace.prefilled(ran, took),
+            Phase::Prefill => self.pace.prefilled(ran.rows, took),
         }
     }
 }
@@ -345,8 +314,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: Limits =
-        Limits { rows: 512, sequences: 16, free: 100, drafts: true, mixes: false };
+    const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100, drafts: true };
 
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
         let (client, priority, waited) = (0, 0, Duration::ZERO);
@@ -362,8 +330,7 @@ mod tests {
     fn ran(step: &Step, steps: u32) -> Ran {
         let sequences = step.parts.len() as u32;
         let rows = if step.phase == Phase::Decode { steps * sequences } else { step.rows() };
-        let decoding = step.parts.iter().filter(|part| part.rows == 1).count() as u32;
-        Ran { rows, steps, decoding }
+        Ran { rows, steps }
     }
 
     fn indices(step: &Step) -> Vec<usize> {
@@ -411,49 +378,6 @@ mod tests {
         let step = scheduler.next(&short, LIMITS).unwrap();
         let rows: Vec<_> = step.parts.iter().map(|part| (part.rows, part.count)).collect();
         assert_eq!(rows, [(20, Some(1)), (30, Some(1)), (206, None)]);
-    }
-
-    #[test]
-    fn sequences_decode_in_the_steps_that_prefill_prompts() {
-        let mut scheduler = Scheduler::default();
-        let mixes = Limits { mixes: true, ..LIMITS };
-        let decoding = (0..7).map(|age| decoding(age, 9));
-        scheduler.ran(
-            Phase::Decode,
-            Ran { rows: 7, steps: 1, decoding: 7 },
-            Duration::from_millis(80),
-        );
-        let waiting: Vec<_> = decoding.chain([prompt(7, 200), prompt(8, 9)]).collect();
-        let step = scheduler.next(&waiting, mixes).unwrap();
-        let all = |rows| [vec![(1, Some(1)); 7], rows].concat();
-        let parts = |step: &Step| -> Vec<_> {
-            step.parts.iter().map(|part| (part.rows, part.count)).collect()
-        };
-        assert_eq!(
-            (step.phase, step.steps, parts(&step)),
-            (Phase::Prefill, 1, all(vec![(16, None)]))
-        );
-        // Each row of the prompt took 5 ms: 1.25 decode steps have 20.
-        scheduler.ran(step.phase, ran(&step, 1), Duration::from_millis(160));
-        let step = scheduler.next(&waiting, mixes).unwrap();
-        assert_eq!(parts(&step), all(vec![(20, None)]));
-        // One of 16 places is left to a prompt.
-        let many: Vec<_> =
-            (0..20).map(|age| self::decoding(age, 9)).chain([prompt(20, 3)]).collect();
-        let step = scheduler.next(&many, mixes).unwrap();
-        assert_eq!(
-            (step.parts.len(), step.parts[15].index, step.parts[15].count),
-            (16, 20, Some(1))
-        );
-        // Without room for the prompt, it is a decode step.
-        let full = Limits { free: 0, ..mixes };
-        let step = scheduler.next(&waiting, full).unwrap();
-        assert_eq!((step.phase, step.parts.len()), (Phase::Decode, 7));
-        // A sequence that is to run alone decodes in no step of others.
-        let mut alone = waiting;
-        alone[0].alone = true;
-        let step = scheduler.next(&alone, mixes).unwrap();
-        assert!(step.parts.iter().all(|part| part.index != 0) || step.parts.len() == 1);
     }
 
     #[test]
@@ -521,7 +445,6 @@ mod tests {
             blocks in 5u32..12,
             rows in 16u32..600,
             most in 1u32..5,
-            mixes: bool,
         ) {
             let mut scheduler = Scheduler::default();
             let mut queue: Vec<(Waiting<u8>, u32)> = Vec::new();
@@ -535,7 +458,7 @@ mod tests {
                 prop_assert!(steps < 100_000, "{queue:?}");
                 let free = blocks - queue.iter().map(|(of, _)| of.blocks).sum::<u32>();
                 let waiting: Vec<_> = queue.iter().map(|(of, _)| of.clone()).collect();
-                let limits = Limits { rows, sequences: most, free, drafts: true, mixes };
+                let limits = Limits { rows, sequences: most, free, drafts: true };
                 let step = scheduler.next(&waiting, limits).expect("something runs");
                 prop_assert!(step.rows() <= rows && step.parts.len() <= most as usize);
                 let oldest = queue.iter().map(|(of, _)| of.age).min();

@@ -30,7 +30,8 @@ pub type Now = Duration;
 
 /// How often each device is asked for its health.
 pub const PING: Duration = Duration::from_millis(500);
-/// The heartbeat timeout: how long a device may say nothing. With the ping and the tick on top, a loss is declared within 3 s.
+/// The heartbeat timeout: how long a device may say nothing. With the ping and the tick on top, a loss is declared
+/// within 3 s.
 pub const SILENCE: Duration = Duration::from_millis(2500);
 /// How long forming a connection may take before the attempt is given up.
 pub const CONNECT: Duration = Duration::from_secs(5);

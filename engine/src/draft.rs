@@ -19,7 +19,8 @@ const SHORTEST: usize = 2;
 const MOST: usize = 15;
 /// Classes of drafts, by how many tokens were equal: up to 2, 4, 8, and more.
 const CLASSES: usize = 4;
-/// The acceptance rate, the share of drafted tokens of each class that are right, before anything is known of a sequence.
+/// The acceptance rate, the share of drafted tokens of each class that are right, before anything is known of a
+/// sequence.
 const BEFORE: [f32; CLASSES] = [0.4, 0.6, 0.75, 0.9];
 /// The weight of one drafted token in the running mean of its class.
 const LATELY: f32 = 0.15;

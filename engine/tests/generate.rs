@@ -223,14 +223,16 @@ fn sampling_bounds_match_transformers() {
 #[test]
 fn token_events_are_bit_identical_however_the_prompt_is_cut() {
     let plans = [
-        (Strategy::Local, 1, Exchange::Ring),
-        (Strategy::Galaxy, 2, Exchange::Ring),
-        (Strategy::Galaxy, 2, Exchange::Direct),
-        (Strategy::Galaxy, 3, Exchange::Direct),
-        (Strategy::Galaxy, 4, Exchange::Direct),
-        (Strategy::Megatron, 2, Exchange::Ring),
-        (Strategy::Sequence, 3, Exchange::Direct),
-        (Strategy::Pipeline, 3, Exchange::Ring),
+        (Strategy::Local, 1, Exchange::Ring, WireType::F32),
+        (Strategy::Galaxy, 2, Exchange::Ring, WireType::F32),
+        (Strategy::Galaxy, 2, Exchange::Direct, WireType::F32),
+        (Strategy::Galaxy, 3, Exchange::Direct, WireType::F32),
+        (Strategy::Galaxy, 4, Exchange::Direct, WireType::F32),
+        (Strategy::Megatron, 2, Exchange::Ring, WireType::F32),
+        (Strategy::Sequence, 3, Exchange::Direct, WireType::F32),
+        (Strategy::Pipeline, 3, Exchange::Ring, WireType::F32),
+        (Strategy::Pipeline, 3, Exchange::Ring, WireType::F16),
+        (Strategy::Pipeline, 3, Exchange::Ring, WireType::Q8),
     ];
     let bits = |told: &[TokenEvent]| -> Vec<Vec<u32>> {
         told.iter().map(|told| told.iter().map(|value| value.to_bits()).collect()).collect()
@@ -238,15 +240,15 @@ fn token_events_are_bit_identical_however_the_prompt_is_cut() {
     for name in ["llama", "gpt2", "gptj", "qwen3", "llama-tied-bf16"] {
         let model = Arc::new(ModelDir::open(&folder(name)).unwrap());
         for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
-            for (strategy, devices, exchange) in plans {
-                let plan = Plan { exchange, ..plan(&model, strategy, devices, 2, values) };
+            for (strategy, devices, exchange, wire) in plans {
+                let plan = Plan { exchange, wire, ..plan(&model, strategy, devices, 2, values) };
                 let cluster = LocalCluster::open(model.clone(), plan).unwrap();
                 let sampling = Sampling { logprobs: MOST_LOGPROBS, ..Sampling::greedy() };
                 let run = |prompt: &[u32], count, chunk| {
                     let text = text(prompt, count, sampling.clone());
                     generate(&cluster, &text, count, chunk, &[]).unwrap()
                 };
-                let what = format!("{name} {strategy} {devices} {exchange:?} {values}");
+                let what = format!("{name} {strategy} {devices} {exchange} {wire} {values}");
                 let want = run(&PROMPT, 12, 64);
                 for chunk in [1, 2, 4, 7] {
                     let got = run(&PROMPT, 12, chunk);

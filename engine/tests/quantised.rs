@@ -26,7 +26,7 @@ const TOLERANCE_8: f32 = 0.06;
 const EXACT: f32 = 2e-6;
 
 fn data(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata/gguf").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(name)
 }
 
 fn model() -> Arc<ModelDir> {
@@ -35,7 +35,7 @@ fn model() -> Arc<ModelDir> {
 
 /// The model, for devices that compute with such activations.
 fn by(activations: Activations) -> Arc<ModelDir> {
-    let model = ModelDir::open(&data("mixed.gguf")).unwrap();
+    let model = ModelDir::open(&data("gguf/mixed.gguf")).unwrap();
     Arc::new(model.with_activations(activations).unwrap())
 }
 
@@ -86,7 +86,11 @@ fn assert_within(tolerance: f32, what: &str, have: &[f32], want: &[f32]) {
 
 /// The logits of the values, without any rounding.
 fn reference() -> Vec<f32> {
-    let bytes = std::fs::read(data("mixed.f32")).unwrap();
+    floats("gguf/mixed.f32")
+}
+
+fn floats(name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(data(name)).unwrap();
     bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
 }
 
@@ -96,6 +100,28 @@ fn quantised_logits_are_near_logits_of_dequantised_weights() {
     let want = reference();
     let cluster = LocalCluster::open(model.clone(), plan(&model, Strategy::Local, &[1.0])).unwrap();
     assert_near("one device", &logits(&cluster), &want);
+}
+
+/// A checkpoint that compressed-tensors has packed, with the logits that its codes and scales give in f64
+/// (`scripts/golden-compressed.py`).
+#[test]
+fn logits_of_a_compressed_tensors_checkpoint_match_the_reference() {
+    let want = floats("compressed/logits.f32");
+    for activations in [Activations::F32, Activations::A16] {
+        let model = ModelDir::open(&data("compressed")).unwrap();
+        let model = Arc::new(model.with_activations(activations).unwrap());
+        for (strategy, shares) in [
+            (Strategy::Local, &[1.0][..]),
+            (Strategy::Galaxy, &[1.0, 2.0]),
+            (Strategy::Megatron, &[1.0, 1.0]),
+            (Strategy::Sequence, &[1.0, 1.0, 1.0]),
+            (Strategy::Pipeline, &[1.0, 1.0]),
+        ] {
+            let cluster =
+                LocalCluster::open(model.clone(), plan(&model, strategy, shares)).unwrap();
+            assert_near(&format!("{activations}, {strategy} {shares:?}"), &logits(&cluster), &want);
+        }
+    }
 }
 
 #[test]

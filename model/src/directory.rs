@@ -195,12 +195,13 @@ impl ModelDir {
         name: String,
         fingerprint: String,
         config: &[u8],
-        store: Store,
+        mut store: Store,
     ) -> Result<Self, ModelError> {
         let config_path = path.join("config.json");
         let value = config::parse(&config_path, config)?;
         let config = Fields::new(&config_path, &value)?;
         let Described { family, mut spec, mut warnings } = family::read(&config)?;
+        warnings.extend(store.combine()?);
         // GGUF files store the weights of norms whole.
         spec.norms_from_one &= !store.is_of_gguf();
         let first = match spec.patches {

@@ -5,6 +5,14 @@ use galaxy_common::WeightFormat;
 /// The prefix of the types of tensors from GGUF files, in messages and in manifests.
 pub(crate) const OF_GGUF: &str = "GGUF ";
 
+/// The prefix of the types of matrices that are read out of several tensors of a compressed-tensors checkpoint.
+const OF_COMPRESSED: &str = "compressed-tensors ";
+
+/// The type of a matrix of a compressed-tensors checkpoint.
+pub(crate) fn of_compressed(format: WeightFormat) -> String {
+    format!("{OF_COMPRESSED}{}", format.name().to_uppercase())
+}
+
 /// The type of a tensor from a GGUF file, with the number of heads whose rows are stored in pairs.
 pub(crate) fn of_gguf(dtype: &str, paired: u64) -> String {
     match paired {
@@ -13,9 +21,10 @@ pub(crate) fn of_gguf(dtype: &str, paired: u64) -> String {
     }
 }
 
-/// Parses what `of_gguf` wrote; `None` for a tensor from other files, or of an unknown format.
-pub(crate) fn from_gguf(dtype: &str) -> Option<(WeightFormat, u64)> {
-    let text = dtype.strip_prefix(OF_GGUF)?;
+/// Parses what `of_gguf` and `of_compressed` wrote: the format, and the number of heads whose rows are stored in
+/// pairs. `None` for any other tensor, or one of an unknown format.
+pub(crate) fn in_blocks(dtype: &str) -> Option<(WeightFormat, u64)> {
+    let text = dtype.strip_prefix(OF_GGUF).or_else(|| dtype.strip_prefix(OF_COMPRESSED))?;
     let (name, paired) = match text.split_once(" in pairs of ") {
         Some((name, heads)) => (name, heads.parse().ok()?),
         None => (text, 0),

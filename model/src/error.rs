@@ -220,6 +220,24 @@ pub enum ModelError {
         /// The tensor's type in the header.
         dtype: String,
     },
+    /// A matrix that stands in several tensors does not fit together, or is not of a kind that can be read.
+    #[error("{path}: the matrix {tensor:?} is compressed, and {problem}")]
+    Compressed {
+        /// The file that holds the matrix.
+        path: PathBuf,
+        /// The name of the matrix, which is no tensor of its own.
+        tensor: String,
+        /// What is wrong, as the end of a sentence.
+        problem: String,
+    },
+    /// A scale of a matrix is no number, or too large for 16 bits.
+    #[error("tensor {tensor:?} has the scale {scale}: it has to fit into a 16-bit float")]
+    Scale {
+        /// The name of the matrix that the scale belongs to.
+        tensor: String,
+        /// The scale in the file.
+        scale: f32,
+    },
     /// The index names a shard that is not a plain file name beside it.
     #[error("{path} names the shard {shard:?}: a shard is a plain file name beside the index")]
     ShardName {

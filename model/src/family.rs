@@ -14,9 +14,10 @@ mod table;
 mod tests;
 
 use crate::{
+    compressed,
     config::{Fields, short},
     error::ModelError,
-    fields::check,
+    fields::{check, listed},
     matrix::Storage,
     spec::ModelSpec,
     warning::Warning,
@@ -118,22 +119,44 @@ pub(crate) fn read(config: &Fields<'_>) -> Result<Described, ModelError> {
             found.ok_or_else(|| config.unknown("architecture", name, known()))?.1
         }
     };
-    if let Some((_, value)) = config.get(&["quantization_config"]) {
-        return Err(ModelError::Unsupported {
-            path: config.path.to_owned(),
-            field: "quantization_config",
-            // The method (GPTQ, AWQ, ...) is the most useful part.
-            value: short(value.get("quant_method").unwrap_or(value)),
-            remedy: "use a checkpoint in F32, F16 or BF16",
-        });
-    }
-    let warnings = check(config, fields::tables(family.model_type))?;
+    let quantised = quantised(config)?;
+    let mut warnings = check(config, fields::tables(family.model_type))?;
+    warnings.extend(quantised);
     let spec = (family.read)(config, top)?;
     // A base model has no head that could be missing.
     let with_head = architecture.filter(|name| top == Top::Hidden && !name.ends_with("Model"));
     let headless = with_head.map(|name| format!("the head of {name} is not carried out"));
     let spec = ModelSpec { family: family.model_type.to_owned(), headless, ..spec };
     Ok(Described { family, spec, warnings })
+}
+
+/// Checks how the model's files say that it is quantised: by compressed-tensors, or not at all. Gives a warning about
+/// fields that are not known.
+fn quantised(config: &Fields<'_>) -> Result<Option<Warning>, ModelError> {
+    let path = || config.path.to_owned();
+    let Some((field, value)) = config.get(&["quantization_config", "compression_config"]) else {
+        return Ok(None);
+    };
+    let method = value.get("quant_method");
+    if field == "quantization_config" && method.is_none_or(|method| method != "compressed-tensors")
+    {
+        return Err(ModelError::Unsupported {
+            path: path(),
+            field,
+            // The method (GPTQ, AWQ, ...) is the most useful part.
+            value: short(method.unwrap_or(value)),
+            remedy: "use a checkpoint of compressed-tensors (pack-quantized), a GGUF file, or one in F32, F16 or BF16",
+        });
+    }
+    let unknown = compressed::check(value).map_err(|(name, value)| {
+        let problem = format!(
+            "asks for {name} = {}, which is not done: codes of 4 or 8 bits in pack-quantized are",
+            short(&value)
+        );
+        config.wrong(field, problem)
+    })?;
+    let text = format!("{} of {field} are not known here", listed(&unknown));
+    Ok((!unknown.is_empty()).then(|| Warning { path: path(), text }))
 }
 
 /// A tensor's full name: the prefix, the pattern with the layer's number, and the ending.

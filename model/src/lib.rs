@@ -15,6 +15,7 @@
 
 pub mod blocks;
 pub mod chat;
+mod compressed;
 mod config;
 mod directory;
 mod dtype;

@@ -86,7 +86,7 @@ impl Proof {
         let pieces = manifest.cut(model)?;
         let store = model.store();
         let files: Vec<_> = store.shards().iter().map(Stamp::of).collect::<Result<_, _>>()?;
-        let mut tensors = vec![BTreeMap::new(); files.len()];
+        let mut tensors = vec![BTreeMap::new(); store.places()];
         for (place, cut) in pieces.cuts().iter().enumerate().filter(|(_, cut)| cut.bytes > 0) {
             let tensor = store.listed(&cut.name)?.0;
             if let Some(tensors) = tensors.get_mut(tensor.shard) {
@@ -160,7 +160,7 @@ impl Proof {
         if !self.manifest.is(piece, bytes) {
             let tensor = self.pieces.holding(piece)?.name.clone();
             let shard = store.listed(&tensor)?.0.shard;
-            let path = store.shards()[shard].path.clone();
+            let path = store.path(shard).to_owned();
             return Err(ModelError::Piece { path, piece, tensor });
         }
         if let Some(word) = self.right.get((piece / WORD) as usize) {

@@ -1,8 +1,11 @@
 //! The files of weights of a model: their checked headers, and positioned reads.
 
+mod combine;
+
 use crate::{
+    compressed::CompressedMatrix,
     config,
-    dtype::{OF_GGUF, bits, format, from_gguf, of_gguf},
+    dtype::{OF_GGUF, bits, format, in_blocks, of_gguf},
     error::{HeaderProblem, ModelError},
     gguf::{GgmlType, Gguf, renamed},
     recognise,
@@ -70,6 +73,8 @@ pub(crate) struct Store {
     directory: PathBuf,
     shards: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
+    /// Matrices that stand in several tensors: each is read as a file of its own, behind those of `shards`.
+    compressed: Vec<CompressedMatrix>,
     /// Waits for data, in a model that arrives in pieces. Its only shard is the data.
     arrivals: Option<Arc<dyn Arrivals>>,
     /// Is asked about bytes before they are read, if a complete model is compared with its manifest.
@@ -83,6 +88,7 @@ impl Store {
             directory: directory.to_owned(),
             shards: Vec::new(),
             tensors: HashMap::new(),
+            compressed: Vec::new(),
             arrivals: None,
             admit: OnceLock::new(),
         };
@@ -129,6 +135,7 @@ impl Store {
             directory: parts.first().map(|(path, ..)| path.clone()).unwrap_or_default(),
             shards: Vec::new(),
             tensors: HashMap::new(),
+            compressed: Vec::new(),
             arrivals: None,
             admit: OnceLock::new(),
         };
@@ -191,8 +198,8 @@ impl Store {
             let wrong = |problem| ModelError::Header { path: path.to_owned(), problem };
             let impossible = || wrong(HeaderProblem::Impossible { tensor: name.clone() });
             let count = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-            let of_gguf = from_gguf(dtype);
-            let bytes = match of_gguf {
+            let blocks = in_blocks(dtype);
+            let bytes = match blocks {
                 Some((format, _)) => GgmlType::Known(format).bytes_of(shape),
                 None => bits(dtype).and_then(|bits| Some(count?.checked_mul(bits)? / 8)),
             };
@@ -203,8 +210,8 @@ impl Store {
                 offset: 0,
                 bytes: bytes.ok_or_else(impossible)?,
                 tile: 0,
-                format: of_gguf.map(|(format, _)| format).or_else(|| format(dtype)),
-                paired: of_gguf.map_or(0, |(_, paired)| paired),
+                format: blocks.map(|(format, _)| format).or_else(|| format(dtype)),
+                paired: blocks.map_or(0, |(_, paired)| paired),
             };
             let rows = shape.first().copied().unwrap_or(0);
             if tensor.paired > 0 && !rows.is_multiple_of(tensor.paired.saturating_mul(2)) {
@@ -216,7 +223,8 @@ impl Store {
         }
         let directory = path.to_owned();
         let (shards, admit) = (Vec::new(), OnceLock::new());
-        Ok(Self { directory, shards, tensors: known, arrivals: None, admit })
+        let compressed = Vec::new();
+        Ok(Self { directory, shards, tensors: known, compressed, arrivals: None, admit })
     }
 
     /// Gives an outline the file in which its data arrives.
@@ -324,8 +332,7 @@ impl Store {
             path: self.directory.clone(),
             tensor: name.to_owned(),
         })?;
-        // An outline has no files.
-        let path = || self.shards.get(tensor.shard).map_or(&self.directory, |s| &s.path).clone();
+        let path = || self.path(tensor.shard).to_owned();
         if tensor.shape != want {
             return Err(ModelError::Shape {
                 path: path(),
@@ -349,7 +356,7 @@ impl Store {
         if let Some(admit) = self.admit.get() {
             admit(self, shard, bytes)?;
         } else if let Some(arrivals) = &self.arrivals {
-            let path = || self.shards[shard].path.clone();
+            let path = || self.path(shard).to_owned();
             arrivals.wait(bytes).map_err(|why| ModelError::Absent { path: path(), why })?;
         }
         self.read_raw(shard, out, at)
@@ -365,9 +372,26 @@ impl Store {
         &self.shards
     }
 
+    /// The number of files, with those that are read out of several tensors.
+    pub(crate) fn places(&self) -> usize {
+        self.shards.len() + self.compressed.len()
+    }
+
+    /// The path of a file, for messages; the directory in an outline, which has no files.
+    pub(crate) fn path(&self, shard: usize) -> &Path {
+        let compressed = shard.checked_sub(self.shards.len());
+        let matrix = compressed.and_then(|at| self.compressed.get(at));
+        let shard = self.shards.get(matrix.map_or(shard, |matrix| matrix.codes.shard));
+        shard.map_or(&self.directory, |shard| &shard.path)
+    }
+
     /// Fills `out` from byte `at` of a shard, without waiting or comparing.
     pub(crate) fn read_raw(&self, shard: usize, out: &mut [u8], at: u64) -> Result<(), ModelError> {
-        let shard = &self.shards[shard];
+        let Some(shard) = self.shards.get(shard) else {
+            let matrix = &self.compressed[shard - self.shards.len()];
+            return matrix
+                .read(out, at, &|out, place| self.read_raw(place.shard, out, place.offset));
+        };
         shard
             .file
             .read_exact_at(out, at)

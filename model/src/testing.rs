@@ -1,8 +1,11 @@
 //! Model directories for tests: tiny safetensors files written by hand, and the golden ones.
 
+use crate::{Arrivals, ModelDir, manifest::Manifest};
 use std::{
     fs,
+    ops::{ControlFlow, Range},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// A tensor's name, type, shape and bytes.
@@ -56,4 +59,45 @@ pub(crate) fn edit(copy: &tempfile::TempDir, file: &str, old: &str, new: &str) {
 
 pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
+}
+
+struct AllThere;
+impl Arrivals for AllThere {
+    fn wait(&self, _: Range<u64>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The manifest of a model.
+pub(crate) fn manifest(model: &ModelDir) -> Manifest {
+    let config = fs::read(model.path().join("config.json")).expect("a config");
+    let go_on = &mut |_, _| ControlFlow::Continue(());
+    Manifest::of(model, config, go_on).expect("files").expect("all of it")
+}
+
+/// A model after all its pieces have arrived somewhere else.
+pub(crate) fn arrived(model: &ModelDir) -> ModelDir {
+    let pieces = model.pieces().expect("pieces");
+    let (mut all, mut piece) = (Vec::new(), Vec::new());
+    for at in 0..pieces.count() {
+        model.read_piece(&pieces, at, &mut piece).expect("a piece");
+        all.extend_from_slice(&piece);
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let data = dir.path().join("data");
+    fs::write(&data, all).expect("a file");
+    let file = fs::File::open(&data).expect("a file");
+    ModelDir::arriving(&manifest(model), dir.path(), file, Arc::new(AllThere)).expect("a model")
+}
+
+/// The values of a matrix, output by output.
+pub(crate) fn rows(model: &ModelDir, which: crate::Matrix) -> Vec<Vec<f32>> {
+    let source = model.matrix(which).expect("a matrix");
+    let (inputs, outputs) = (source.rows(), source.columns());
+    let mut out = vec![f32::NAN; (inputs * outputs) as usize];
+    source
+        .read_f32((0..inputs, 0..outputs), &mut out, outputs as usize, 0, &mut Vec::new())
+        .expect("values");
+    let output = |at: usize| out[at..].iter().step_by(outputs as usize).copied().collect();
+    (0..outputs as usize).map(output).collect()
 }

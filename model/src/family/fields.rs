@@ -43,6 +43,7 @@ const ALL: Table = &[
     ("sbert_ce_default_activation_function", Read),
     ("eos_token_id", Read),
     ("pad_token_id", Read),
+    ("compression_config", Read),
     ("quantization_config", Read),
     (
         "quantization",

@@ -1,11 +1,10 @@
 use super::*;
-use crate::{Arrivals, Table, manifest::Manifest, shape::Shape, testing::golden};
-use std::{
-    fs,
-    ops::{ControlFlow, Range},
-    path::Path,
-    sync::Arc,
+use crate::{
+    Table,
+    shape::Shape,
+    testing::{arrived, golden, manifest, rows},
 };
+use std::{ops::Range, path::Path};
 
 fn write(shape: &Shape) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -25,18 +24,6 @@ fn small(family: &'static str) -> Shape {
         "gpt2" => Shape { family, kv_heads: 4, ..shape },
         _ => Shape { family, format: WeightFormat::Bf16, ..shape },
     }
-}
-
-/// The values of a matrix, output by output.
-fn rows(model: &ModelDir, which: Matrix) -> Vec<Vec<f32>> {
-    let source = model.matrix(which).expect("a matrix");
-    let (inputs, outputs) = (source.rows(), source.columns());
-    let mut out = vec![f32::NAN; (inputs * outputs) as usize];
-    source
-        .read_f32((0..inputs, 0..outputs), &mut out, outputs as usize, 0, &mut Vec::new())
-        .expect("values");
-    let output = |at: usize| out[at..].iter().step_by(outputs as usize).copied().collect();
-    (0..outputs as usize).map(output).collect()
 }
 
 /// Compares a part of a rounded matrix with `want`, read in every way.
@@ -208,36 +195,17 @@ fn quantisation_errors_are_reported_by_matrix() {
     assert!(found.iter().all(|one| one.error == 0.0 && one.stored == one.format));
 }
 
-struct AllThere;
-impl Arrivals for AllThere {
-    fn wait(&self, _: Range<u64>) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 #[test]
 fn a_model_sent_in_pieces_is_quantised_like_its_directory() {
     // The model is wide enough that a matrix is cut into tiles.
     for shape in [Shape::bert(1, 640, 10), small("gpt2"), small("llama")] {
         let dir = write(&shape);
         let plain = open(dir.path(), None);
-        let config = fs::read(dir.path().join("config.json")).expect("a config");
-        let go_on = &mut |_, _| ControlFlow::Continue(());
         let model = open(dir.path(), Some(Quantisation::Q6));
-        let manifest = Manifest::of(&model, config, go_on).expect("files").expect("all of it");
-        assert_eq!(manifest.fingerprint(), plain.fingerprint(), "the files' own");
+        assert_eq!(manifest(&model).fingerprint(), plain.fingerprint(), "the files' own");
         let pieces = model.pieces().expect("pieces");
         assert_eq!(pieces.total(), plain.pieces().expect("pieces").total());
-        let (mut all, mut piece) = (Vec::new(), Vec::new());
-        for at in 0..pieces.count() {
-            model.read_piece(&pieces, at, &mut piece).expect("a piece");
-            all.extend_from_slice(&piece);
-        }
-        let data = dir.path().join("data");
-        fs::write(&data, all).expect("a file");
-        let file = fs::File::open(&data).expect("a file");
-        let other = ModelDir::arriving(&manifest, dir.path(), file, Arc::new(AllThere));
-        let other = other.and_then(|other| other.quantised(Quantisation::Q6)).expect("a model");
+        let other = arrived(&model).quantised(Quantisation::Q6).expect("a model");
         assert_eq!((other.fingerprint(), other.formats()), (model.fingerprint(), model.formats()));
         for which in Matrix::all(model.spec()) {
             assert_eq!(rows(&other, which), rows(&model, which), "{which:?}");

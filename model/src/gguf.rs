@@ -2,6 +2,7 @@
 //! and tensors are then read by byte range.
 
 mod config;
+mod encoder;
 mod names;
 #[cfg(test)]
 mod tests;

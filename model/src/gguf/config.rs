@@ -5,10 +5,13 @@ use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 
 /// The architectures that are read, each with the family and the class that it has in checkpoints.
-const ARCHITECTURES: [(&str, &str, &str); 7] = [
+const ARCHITECTURES: [(&str, &str, &str); 10] = [
+    ("bert", "bert", "BertModel"),
+    ("gemma-embedding", "gemma3_text", "Gemma3TextModel"),
     ("gemma2", "gemma2", "Gemma2ForCausalLM"),
     ("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
     ("llama", "llama", "LlamaForCausalLM"),
+    ("modern-bert", "modernbert", "ModernBertModel"),
     ("qwen2", "qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "qwen3", "Qwen3ForCausalLM"),
     ("phi3", "phi3", "Phi3ForCausalLM"),
@@ -17,12 +20,12 @@ const ARCHITECTURES: [(&str, &str, &str); 7] = [
 
 /// The Gemma architectures. From so many layers on, scores are scaled by the hidden width divided by the number of
 /// heads, and not by the width of a head.
-const GEMMAS: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+const GEMMAS: [(&str, u64); 3] = [("gemma-embedding", u64::MAX), ("gemma2", 46), ("gemma3", 62)];
 /// The two tensors with divisors of rotary frequencies, for short texts and for long ones.
 pub(crate) const STRETCHES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 /// Fields of an architecture that change what a model computes, and are not supported.
-const CHANGING: [&str; 14] = [
+const CHANGING: [&str; 13] = [
     "attention.causal",
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
@@ -30,7 +33,6 @@ const CHANGING: [&str; 14] = [
     "embedding_scale",
     "expert_shared_count",
     "logit_scale",
-    "pooling_type",
     "residual_scale",
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
@@ -39,10 +41,11 @@ const CHANGING: [&str; 14] = [
     "use_parallel_residual",
 ];
 /// Fields of an architecture that are read, or change nothing.
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 27] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
+    "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
     "attention.sliding_window",
     "attention.sliding_window_pattern",
@@ -55,6 +58,8 @@ const KNOWN: [&str; 24] = [
     "expert_used_count",
     "feed_forward_length",
     "final_logit_softcapping",
+    "hidden_activation",
+    "pooling_type",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.freq_base_swa",
@@ -81,8 +86,10 @@ impl Gguf {
     fn asks(&self, field: &str) -> bool {
         match self.fields.get(field) {
             None | Some(MetadataValue::Whole(0)) => false,
-            // Only causal models are read, so that this asks for nothing.
-            Some(MetadataValue::Flag(flag)) => *flag != field.ends_with(".causal"),
+            // What rows of this architecture see in any case asks for nothing.
+            Some(MetadataValue::Flag(flag)) => {
+                *flag != (field.ends_with(".causal") && !self.sees_both_ways())
+            }
             // A factor of 1 changes nothing, except for attention.scale, whose neutral value is another one.
             Some(MetadataValue::Float(1.0)) => field.ends_with("attention.scale"),
             Some(MetadataValue::Float(number)) => *number != 0.0,
@@ -125,6 +132,11 @@ impl Gguf {
         let count = |of: &str| {
             self.whole(&field(of)).ok_or_else(|| format!("it has no number {}", field(of)))
         };
+        match name {
+            "bert" => return self.bert(),
+            "modern-bert" => return self.modern_bert(),
+            _ => {}
+        }
         if self.whole(&field("expert_count")).is_some_and(|experts| experts > 0) {
             return Err("models of experts are not computed here".to_owned());
         }
@@ -195,6 +207,9 @@ impl Gguf {
                 }
                 (None, _) => {}
             }
+        }
+        if self.sees_both_ways() {
+            put("use_bidirectional_attention", json!(true));
         }
         if *family == "gemma3_text" {
             let theta = self.number(&field("rope.freq_base_swa")).unwrap_or(10_000.0);
@@ -282,7 +297,7 @@ impl Gguf {
 
 /// The kind of each layer. The pattern is a number, where every so many-th layer has full attention, or a list of which
 /// layers have a window.
-fn layer_types(pattern: &MetadataValue, layers: u64) -> Option<Vec<&'static str>> {
+pub(super) fn layer_types(pattern: &MetadataValue, layers: u64) -> Option<Vec<&'static str>> {
     let kind = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
     match pattern {
         MetadataValue::Whole(every) if *every > 0 && layers <= MAX_LAYERS => {

@@ -30,8 +30,9 @@ impl PreTokenizer {
 const PLAIN: PreTokenizer =
     PreTokenizer { names: &[], pattern: None, digits: false, whole_words: false, composed: false };
 
-const CUTS: [PreTokenizer; 5] = [
+const CUTS: [PreTokenizer; 6] = [
     PreTokenizer { names: &["gpt-2", "gpt2", "mpt", "olmo", "jais"], ..PLAIN },
+    PreTokenizer { names: &["modern-bert"], composed: true, ..PLAIN },
     PreTokenizer {
         names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"],
         digits: true,
@@ -72,6 +73,8 @@ const USER_DEFINED: i128 = 4;
 const MAX_PIECE_BYTES: usize = 256;
 /// The character that stands for a space in SentencePiece.
 const SPACE: &str = "\u{2581}";
+/// What stands before a token of WordPiece that continues a word.
+const CONTINUED: &str = "##";
 
 impl Gguf {
     fn tokens(&self) -> Result<Vec<&str>, String> {
@@ -89,7 +92,7 @@ impl Gguf {
 
     /// Whether a token begins each text: as the file says, or else as is usual for its kind of tokenizer.
     pub(crate) fn begins(&self) -> bool {
-        let of_model = self.text("tokenizer.ggml.model") == Some("llama");
+        let of_model = matches!(self.text("tokenizer.ggml.model"), Some("llama" | "bert"));
         let of_cut = matches!(
             self.text("tokenizer.ggml.pre"),
             Some("llama-bpe" | "llama3" | "llama-v3" | "tekken")
@@ -108,20 +111,24 @@ impl Gguf {
     /// A sentence about what the file lacks, or what it has that is not supported.
     pub(crate) fn tokenizer(&self) -> Result<Json, String> {
         let tokens = self.tokens()?;
-        for field in ["tokenizer.ggml.add_eos_token", "tokenizer.ggml.remove_extra_whitespaces"] {
-            if self.flag(field) == Some(true) {
-                return Err(format!("it asks for {field}, which is not done here"));
-            }
+        if self.flag("tokenizer.ggml.remove_extra_whitespaces") == Some(true) {
+            let field = "tokenizer.ggml.remove_extra_whitespaces";
+            return Err(format!("it asks for {field}, which is not done here"));
         }
+        let kind = self.text("tokenizer.ggml.model").ok_or("it has no tokenizer.ggml.model")?;
         if self.list("tokenizer.ggml.precompiled_charsmap").is_some_and(|map| !map.is_empty()) {
             return Err("its tokenizer.ggml.precompiled_charsmap is not done here".to_owned());
         }
         let mut vocabulary = Map::with_capacity(tokens.len());
-        for (id, token) in tokens.iter().enumerate() {
-            // Unused tokens that pad a vocabulary may all have the same text.
-            vocabulary.entry((*token).to_owned()).or_insert_with(|| json!(id));
-        }
         let kinds = self.list("tokenizer.ggml.token_type").unwrap_or_default();
+        for (id, token) in tokens.iter().enumerate() {
+            let token = match kind {
+                "bert" => word_piece_text(token, kinds.get(id)),
+                _ => (*token).to_owned(),
+            };
+            // Unused tokens that pad a vocabulary may all have the same text.
+            vocabulary.entry(token).or_insert_with(|| json!(id));
+        }
         let mut added = Vec::new();
         for (id, (kind, token)) in kinds.iter().zip(&tokens).enumerate() {
             let special = match kind {
@@ -134,13 +141,13 @@ impl Gguf {
                 "rstrip": false, "normalized": false, "special": special,
             }));
         }
-        let kind = self.text("tokenizer.ggml.model").ok_or("it has no tokenizer.ggml.model")?;
         let mut whole = match kind {
+            "bert" => self.word_piece(vocabulary)?,
             "gpt2" => self.byte_level(vocabulary)?,
             "llama" => self.sentence_piece(&tokens, vocabulary)?,
             other => {
                 return Err(format!(
-                    "its tokenizer is of kind {other:?}, which is not read from GGUF files: gpt2 and llama are"
+                    "its tokenizer is of kind {other:?}, which is not read from GGUF files: gpt2, llama and bert are"
                 ));
             }
         };
@@ -148,15 +155,65 @@ impl Gguf {
         whole["truncation"] = Json::Null;
         whole["padding"] = Json::Null;
         whole["added_tokens"] = Json::Array(added);
-        let byte_level = kind == "gpt2";
-        whole["post_processor"] = match self.token("bos").filter(|_| self.begins()) {
-            Some((id, text)) => first(id, text),
-            None if byte_level => {
+        let first = self.first().filter(|_| self.begins());
+        let last = self.last().filter(|_| self.ends());
+        let lacks = match kind {
+            "bert" => self.begins() && first.is_none() || self.ends() && last.is_none(),
+            _ => self.ends() && last.is_none(),
+        };
+        if lacks {
+            return Err("it names no token that begins or ends each text, and asks for it".into());
+        }
+        whole["post_processor"] = match (first, last) {
+            (None, None) if kind == "gpt2" => {
                 json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
             }
-            None => Json::Null,
+            (None, None) => Json::Null,
+            (first, last) => around(first, last),
         };
         Ok(whole)
+    }
+
+    /// The token that begins texts: the one with which classes are told, where no other is named.
+    fn first(&self) -> Option<(u64, &str)> {
+        self.token("bos").or_else(|| self.token("cls"))
+    }
+
+    /// The token that stands behind texts.
+    fn last(&self) -> Option<(u64, &str)> {
+        // The field's name is spelled like this.
+        let separator = || self.token("seperator");
+        match self.text("tokenizer.ggml.model") {
+            Some("bert") => separator().or_else(|| self.token("eos")),
+            _ => self.token("eos").or_else(separator),
+        }
+    }
+
+    /// Whether a token stands behind each text.
+    pub(super) fn ends(&self) -> bool {
+        match self.text("tokenizer.ggml.model") {
+            Some("bert") => self.flag("tokenizer.ggml.add_sep_token").unwrap_or(true),
+            _ => self.flag("tokenizer.ggml.add_eos_token").unwrap_or(false),
+        }
+    }
+
+    /// The `tokenizer.json` of WordPiece.
+    fn word_piece(&self, vocabulary: Map<String, Json>) -> Result<Json, String> {
+        let (_, unknown) = self.token("unknown").ok_or("it names no unknown token")?;
+        let lower = self.flag("tokenizer.ggml.normalizer.lowercase").unwrap_or(true);
+        let accents = self.flag("tokenizer.ggml.normalizer.strip_accents");
+        Ok(json!({
+            "normalizer": {
+                "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                "strip_accents": accents, "lowercase": lower,
+            },
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "decoder": {"type": "WordPiece", "prefix": CONTINUED, "cleanup": true},
+            "model": {
+                "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": CONTINUED,
+                "max_input_chars_per_word": 100, "vocab": vocabulary,
+            },
+        }))
     }
 
     /// The `tokenizer.json` of byte-level BPE.
@@ -249,7 +306,18 @@ impl Gguf {
     /// The model's `tokenizer_config.json`.
     pub(crate) fn tokenizer_config(&self) -> Json {
         let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
-        for (key, field) in [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown")] {
+        let all = [
+            ("bos_token", "bos"),
+            ("eos_token", "eos"),
+            ("unk_token", "unknown"),
+            ("cls_token", "cls"),
+            ("sep_token", "seperator"),
+            ("pad_token", "padding"),
+            ("mask_token", "mask"),
+        ];
+        // Decoders have the first three; encoders all of them.
+        let count = if self.sees_both_ways() { all.len() } else { 3 };
+        for (key, field) in all.into_iter().take(count) {
             if let Some((_, text)) = self.token(field) {
                 config[key] = json!(text);
             }
@@ -299,14 +367,33 @@ fn text<'a>(value: &'a MetadataValue, what: &str) -> Result<&'a str, String> {
     }
 }
 
-/// A post-processor that puts a token before each text.
-fn first(id: u64, text: &str) -> Json {
-    let special = json!({"SpecialToken": {"id": text, "type_id": 0}});
-    let sequence = |name: &str, type_id: u32| json!({"Sequence": {"id": name, "type_id": type_id}});
+/// The text that a token of WordPiece has in `tokenizer.json`: files mark those that begin a word, and it those that
+/// continue one.
+fn word_piece_text(token: &str, kind: Option<&MetadataValue>) -> String {
+    match token.strip_prefix(SPACE) {
+        _ if matches!(kind, Some(MetadataValue::Whole(UNKNOWN | CONTROL))) => token.to_owned(),
+        Some(begins) => begins.to_owned(),
+        None => format!("{CONTINUED}{token}"),
+    }
+}
+
+/// A post-processor that puts a token before each text, and one behind it, where they are given.
+fn around(first: Option<(u64, &str)>, last: Option<(u64, &str)>) -> Json {
+    let special = |token: Option<(u64, &str)>, type_id: u32| {
+        token.map(|(_, text)| json!({"SpecialToken": {"id": text, "type_id": type_id}}))
+    };
+    let sequence =
+        |name: &str, type_id: u32| Some(json!({"Sequence": {"id": name, "type_id": type_id}}));
+    let single = [special(first, 0), sequence("A", 0), special(last, 0)];
+    // Without a token that ends the first text, one begins the second.
+    let between = special(last.or(first), 0);
+    let pair = [special(first, 0), sequence("A", 0), between, sequence("B", 1), special(last, 1)];
+    let listed = |parts: &[Option<Json>]| parts.iter().flatten().cloned().collect::<Vec<_>>();
+    let tokens = [first, last].into_iter().flatten();
+    let tokens = tokens
+        .map(|(id, text)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]})));
     json!({
-        "type": "TemplateProcessing",
-        "single": [special, sequence("A", 0)],
-        "pair": [special, sequence("A", 0), special, sequence("B", 1)],
-        "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]}},
+        "type": "TemplateProcessing", "single": listed(&single), "pair": listed(&pair),
+        "special_tokens": Map::from_iter(tokens),
     })
 }

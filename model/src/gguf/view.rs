@@ -27,6 +27,12 @@ impl CheckpointView {
             std::fs::write(directory.path().join(name), json.to_string()).map_err(io)
         };
         put("config.json", &config)?;
+        for (name, json) in gguf.sentence().map_err(wrong)? {
+            if let Some(inside) = Path::new(name).parent() {
+                std::fs::create_dir_all(directory.path().join(inside)).map_err(io)?;
+            }
+            put(name, &json)?;
+        }
         put("generation_config.json", &gguf.generation_config())?;
         put("tokenizer_config.json", &gguf.tokenizer_config())?;
         if gguf.has_tokenizer() {

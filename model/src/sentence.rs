@@ -99,6 +99,27 @@ impl SentenceConfig {
         self.layers.iter().fold(pooled, |width, layer| layer.width(width))
     }
 
+    /// The only way of pooling, of vectors that are then scaled to length one and that nothing else happens to.
+    pub(crate) fn only_pooling(&self) -> Option<PoolingMode> {
+        match (&self.pooling[..], &self.layers[..]) {
+            ([mode], [Layer::Normalise]) => Some(*mode),
+            _ => None,
+        }
+    }
+
+    /// What differs from other settings, as the end of a sentence.
+    pub(crate) fn differs_from(&self, other: &Self) -> Option<&'static str> {
+        let unlike = |differs: bool, what| differs.then_some(what);
+        unlike(self.pooling != other.pooling, "how its rows are pooled")
+            .or(unlike(self.layers != other.layers, "what its vectors go through"))
+            .or(unlike(self.prompts != other.prompts, "its prompts"))
+            .or(unlike(self.default_prompt != other.default_prompt, "its default prompt"))
+            .or(unlike(self.include_prompt != other.include_prompt, "that prompts are not pooled"))
+            .or(unlike(self.dimensions != other.dimensions, "to what its vectors are cut"))
+            .or(unlike(self.lower_case != other.lower_case, "that texts are lower-cased"))
+            .or(unlike(self.max_tokens != other.max_tokens, "how long its texts may be"))
+    }
+
     /// Pools the hidden states of a text, of which the first `skipped` rows do not count; `None` where no row counts.
     ///
     /// # Shapes

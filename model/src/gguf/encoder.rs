@@ -11,6 +11,10 @@ const BOTH_WAYS: [&str; 3] = ["bert", "gemma-embedding", "modern-bert"];
 const POOLING: [(u64, &str); 3] =
     [(1, "pooling_mode_mean_tokens"), (2, "pooling_mode_cls_token"), (3, "pooling_mode_lasttoken")];
 
+/// The field that says how long texts may be, where the model was trained for shorter ones than it has positions. It is
+/// Galaxy's own: others leave it out.
+pub(super) const MAX_TOKENS: &str = "sentence_transformers.max_seq_length";
+
 impl Gguf {
     /// Whether rows of this file's architecture see the rows behind them, too.
     pub(super) fn sees_both_ways(&self) -> bool {
@@ -107,9 +111,11 @@ impl Gguf {
     pub(super) fn sentence(&self) -> Result<Vec<(&'static str, Json)>, String> {
         let name = self.architecture().unwrap_or_default();
         let field = format!("{name}.pooling_type");
+        let longest = self.whole(MAX_TOKENS).map(|rows| json!({ "max_seq_length": rows }));
+        let longest = longest.map(|json| ("sentence_bert_config.json", json));
         let number = self.whole(&field).unwrap_or(0);
         if number == 0 {
-            return Ok(Vec::new());
+            return Ok(longest.into_iter().collect());
         }
         let found = POOLING.iter().find(|(known, _)| *known == number);
         let Some((_, mode)) = found else {
@@ -129,7 +135,7 @@ impl Gguf {
         };
         let pooling =
             json!({"word_embedding_dimension": self.count("embedding_length")?, *mode: true});
-        Ok(vec![
+        let mut files = vec![
             (
                 "modules.json",
                 json!([
@@ -139,6 +145,8 @@ impl Gguf {
                 ]),
             ),
             ("1_Pooling/config.json", pooling),
-        ])
+        ];
+        files.extend(longest);
+        Ok(files)
     }
 }

@@ -72,9 +72,9 @@ const USER_DEFINED: i128 = 4;
 /// The longest token of SentencePiece that is accepted, in bytes.
 const MAX_PIECE_BYTES: usize = 256;
 /// The character that stands for a space in SentencePiece.
-const SPACE: &str = "\u{2581}";
+pub(super) const SPACE: &str = "\u{2581}";
 /// What stands before a token of WordPiece that continues a word.
-const CONTINUED: &str = "##";
+pub(super) const CONTINUED: &str = "##";
 
 impl Gguf {
     fn tokens(&self) -> Result<Vec<&str>, String> {

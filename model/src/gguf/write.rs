@@ -13,6 +13,7 @@ use crate::{
     blocks::{self, encode},
     error::ModelError,
     quantise::{Rounded, SquaredErrors},
+    spec::NormPlace,
 };
 use fields::Architecture;
 use galaxy_common::{
@@ -38,6 +39,8 @@ enum Source {
     Matrix(Matrix, Option<u32>),
     /// The token embedding table, rounded like a language head.
     TokenEmbedding,
+    /// The table of learned positions, as it is.
+    Positions,
     /// A vector. The number is the heads whose values the file stores in pairs, if it does.
     Vector(Vector, Option<u32>),
     /// The divisors of rotary frequencies.
@@ -105,9 +108,13 @@ impl ModelDir {
             Some(Planned { name: name?, source, shape, format })
         };
         let vector = |which: Vector| {
-            let (name, paired) = named_vector(which)?;
+            let (name, paired) = named_vector(which, spec.norm_place)?;
             let source = Source::Vector(which, paired.and_then(|of| heads(true, of(spec))));
-            let shape = vec![u64::from(which.width(spec)?)];
+            let width = u64::from(which.width(spec)?);
+            let shape = match which {
+                Vector::TokenTypes => vec![spec.hidden.into(), spec.token_types.into()],
+                _ => vec![width],
+            };
             Some(Planned { name, source, shape, format: WeightFormat::F32 })
         };
         let shape = vec![spec.hidden.into(), spec.vocabulary.into()];
@@ -128,6 +135,11 @@ impl ModelDir {
         if let Some(divisors) = architecture.divisors(self)? {
             let (name, shape) = (super::DIVISORS.to_owned(), vec![divisors.len() as u64]);
             let source = Source::Divisors(divisors);
+            planned.push(Planned { name, source, shape, format: WeightFormat::F32 });
+        }
+        if let Positions::Learned { rows, .. } = spec.positions {
+            let shape = vec![spec.hidden.into(), rows.into()];
+            let (name, source) = ("position_embd.weight".to_owned(), Source::Positions);
             planned.push(Planned { name, source, shape, format: WeightFormat::F32 });
         }
         planned.extend(Vector::all(spec).filter_map(vector));
@@ -186,7 +198,7 @@ impl ModelDir {
         let (matrix, stored) = match tensor.source {
             Source::Matrix(which, _) => (which, self.matrix(which)?.stored),
             Source::TokenEmbedding => (Matrix::LanguageHead, self.table(Table::Word)?.2.format),
-            Source::Vector(..) | Source::Divisors(_) => return Ok(None),
+            Source::Vector(..) | Source::Divisors(_) | Source::Positions => return Ok(None),
         };
         let (tensor, format) = (tensor.name.clone(), tensor.format);
         Ok(Some(Rounded { matrix, tensor, stored, format, error: squares.relative() }))
@@ -205,18 +217,21 @@ impl ModelDir {
                 }
                 each(&values, row)
             }
-            Source::TokenEmbedding => {
-                let ids: Vec<u32> = (0..self.spec().vocabulary).collect();
-                let mut values = Vec::new();
-                for ids in ids.chunks(TOGETHER as usize) {
-                    values.resize(ids.len() * row, 0.0);
-                    self.embedding_rows(Table::Word, ids, &mut values)?;
-                    each(&values, row)?;
-                }
-                Ok(())
-            }
+            Source::TokenEmbedding => self.rows_of_table(Table::Word, row, each),
+            Source::Positions => self.rows_of_table(Table::Position, row, each),
             Source::Matrix(which, heads) => self.rows_of_matrix(*which, *heads, each),
         }
+    }
+
+    fn rows_of_table(&self, table: Table, row: usize, each: &mut Each<'_>) -> Result<(), Failure> {
+        let ids: Vec<u32> = (0..self.table(table)?.1).collect();
+        let mut values = Vec::new();
+        for ids in ids.chunks(TOGETHER as usize) {
+            values.resize(ids.len() * row, 0.0);
+            self.embedding_rows(table, ids, &mut values)?;
+            each(&values, row)?;
+        }
+        Ok(())
     }
 
     fn rows_of_matrix(
@@ -249,6 +264,8 @@ impl ModelDir {
         let unwritten = |why| ModelError::Unwritten { path: self.opened().to_owned(), why };
         let (mut have, want) = (written.spec().clone(), self.spec().clone());
         have.family.clone_from(&want.family);
+        // A head that nothing computes is in no file.
+        have.headless.clone_from(&want.headless);
         if let (
             Positions::Rotary { inverse_frequencies: have, .. },
             Positions::Rotary { inverse_frequencies: want, .. },
@@ -268,6 +285,10 @@ impl ModelDir {
             Some((key, value)) => Err(unwritten(format!(
                 "a GGUF file of its architecture does not say that its {key} is {value}"
             ))),
+            None => Ok(()),
+        }?;
+        match self.sentence()?.differs_from(&written.sentence()?) {
+            Some(what) => Err(unwritten(format!("a GGUF file does not say {what}"))),
             None => Ok(()),
         }
     }
@@ -346,7 +367,12 @@ fn named(which: Matrix) -> (Option<String>, Option<Heads>) {
 }
 
 /// The name of a vector in GGUF files, if it has one, and how its heads are counted, if their values may be in pairs.
-fn named_vector(which: Vector) -> Option<(String, Option<Heads>)> {
+fn named_vector(which: Vector, place: NormPlace) -> Option<(String, Option<Heads>)> {
+    // Norms behind blocks have other names than those before them.
+    let (attention, mlp) = match place {
+        NormPlace::Pre => ("attn_norm", "ffn_norm"),
+        NormPlace::Post => ("attn_output_norm", "layer_output_norm"),
+    };
     let in_layer = |layer: u32, name: &str| format!("blk.{layer}.{name}");
     let heads: (Heads, Heads) = (|spec| spec.heads, |spec| spec.kv_heads);
     Some(match which {
@@ -359,8 +385,13 @@ fn named_vector(which: Vector) -> Option<(String, Option<Heads>)> {
         Vector::DownBias(l) => (in_layer(l, "ffn_down.bias"), None),
         Vector::QueryHeadNorm(l) => (in_layer(l, "attn_q_norm.weight"), None),
         Vector::KeyHeadNorm(l) => (in_layer(l, "attn_k_norm.weight"), None),
-        Vector::AttentionNorm(l) => (in_layer(l, "attn_norm.weight"), None),
-        Vector::MlpNorm(l) => (in_layer(l, "ffn_norm.weight"), None),
+        Vector::AttentionNorm(l) => (in_layer(l, &format!("{attention}.weight")), None),
+        Vector::AttentionNormBias(l) => (in_layer(l, &format!("{attention}.bias")), None),
+        Vector::MlpNorm(l) => (in_layer(l, &format!("{mlp}.weight")), None),
+        Vector::MlpNormBias(l) => (in_layer(l, &format!("{mlp}.bias")), None),
+        Vector::EmbeddingNorm => ("token_embd_norm.weight".to_owned(), None),
+        Vector::EmbeddingNormBias => ("token_embd_norm.bias".to_owned(), None),
+        Vector::TokenTypes => ("token_types.weight".to_owned(), None),
         Vector::FinalNorm => ("output_norm.weight".to_owned(), None),
         _ => return None,
     })

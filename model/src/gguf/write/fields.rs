@@ -4,14 +4,22 @@ use super::{header::Field, tokenizer};
 use crate::{
     ModelDir, Positions,
     error::ModelError,
+    gguf::encoder::MAX_TOKENS,
+    sentence::PoolingMode,
     small_file::{MAX_JSON_BYTES, read_bounded},
+    spec::NormKind,
 };
 use galaxy_common::WeightFormat;
 use serde_json::Value as Json;
 
 /// The families that can be written, each with its architecture in GGUF files.
-const FAMILIES: [(&str, &str); 4] =
-    [("llama", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")];
+const FAMILIES: [(&str, &str); 5] = [
+    ("bert", "bert"),
+    ("llama", "llama"),
+    ("mistral", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+];
 /// The formats that `general.file_type` can name, and their numbers.
 const FILE_TYPES: [(WeightFormat, u32); 6] = [
     (WeightFormat::F32, 0),
@@ -60,9 +68,6 @@ impl Architecture {
     /// When the model has something that no field can express.
     pub(super) fn fields(&self, model: &ModelDir) -> Result<Vec<(String, Field)>, ModelError> {
         let spec = model.spec();
-        let Positions::Rotary { limit, inverse_frequencies, .. } = &spec.positions else {
-            return Err(refused(model, "its positions are not rotary".to_owned()));
-        };
         let most = model.formats().most();
         let file_type = FILE_TYPES.iter().find(|(format, _)| *format == most);
         let mut fields = vec![
@@ -76,7 +81,7 @@ impl Architecture {
         }
         let mut put = |name: &str, field| fields.push((format!("{}.{name}", self.name), field));
         put("vocab_size", Field::Whole(spec.vocabulary));
-        put("context_length", Field::Whole(*limit));
+        put("context_length", Field::Whole(spec.position_limit()));
         put("embedding_length", Field::Whole(spec.hidden));
         put("block_count", Field::Whole(spec.layers));
         put("feed_forward_length", Field::Whole(spec.intermediate));
@@ -84,8 +89,43 @@ impl Architecture {
         put("attention.head_count_kv", Field::Whole(spec.kv_heads));
         put("attention.key_length", Field::Whole(spec.head_width));
         put("attention.value_length", Field::Whole(spec.head_width));
-        put("attention.layer_norm_rms_epsilon", Field::Float(spec.norm_epsilon));
-        put("rope.dimension_count", Field::Whole(2 * inverse_frequencies.len() as u32));
+        match spec.norm {
+            NormKind::Rms => {
+                put("attention.layer_norm_rms_epsilon", Field::Float(spec.norm_epsilon))
+            }
+            NormKind::Layer => put("attention.layer_norm_epsilon", Field::Float(spec.norm_epsilon)),
+        }
+        if !spec.causal {
+            put("attention.causal", Field::Flag(false));
+        }
+        if let Some(number) = pooling(model)? {
+            put("pooling_type", Field::Whole(number));
+        }
+        if let Positions::Rotary { limit, inverse_frequencies, .. } = &spec.positions {
+            self.rotary(model, *limit, inverse_frequencies.len(), &mut put)?;
+        }
+        if spec.token_types > 0 {
+            fields.push((
+                "tokenizer.ggml.token_type_count".to_owned(),
+                Field::Whole(spec.token_types),
+            ));
+        }
+        if let Some(rows) = model.sentence()?.max_tokens {
+            fields.push((MAX_TOKENS.to_owned(), Field::Whole(rows)));
+        }
+        fields.extend(tokenizer::fields(model).map_err(|why| refused(model, why))?);
+        Ok(fields)
+    }
+
+    /// Puts the fields of rotary positions.
+    fn rotary(
+        &self,
+        model: &ModelDir,
+        limit: u32,
+        frequencies: usize,
+        put: &mut impl FnMut(&str, Field),
+    ) -> Result<(), ModelError> {
+        put("rope.dimension_count", Field::Whole(2 * frequencies as u32));
         put("rope.freq_base", Field::Float(self.theta() as f32));
         match self.stretched() {
             Some(("linear", by)) => {
@@ -96,7 +136,7 @@ impl Architecture {
                 put("rope.scaling.type", Field::Text("yarn".to_owned()));
                 put("rope.scaling.factor", Field::Float(number(by, "factor") as f32));
                 let original = by["original_max_position_embeddings"].as_u64();
-                let original = original.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(*limit);
+                let original = original.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(limit);
                 put("rope.scaling.original_context_length", Field::Whole(original));
             }
             Some(("llama3" | "default", _)) | None => {}
@@ -105,8 +145,7 @@ impl Architecture {
                 return Err(refused(model, why));
             }
         }
-        fields.extend(tokenizer::fields(model).map_err(|why| refused(model, why))?);
-        Ok(fields)
+        Ok(())
     }
 
     /// The divisors of rotary frequencies that the fields do not express; `None` where there are
@@ -151,6 +190,20 @@ impl Architecture {
         let kind = found["rope_type"].as_str().or_else(|| found["type"].as_str());
         Some((kind.unwrap_or("default"), found))
     }
+}
+
+/// The number of the way in which rows become a vector, where the model's files say one; whether they can be read back
+/// is seen when the file is.
+fn pooling(model: &ModelDir) -> Result<Option<u32>, ModelError> {
+    if !model.root().join("modules.json").is_file() {
+        return Ok(None);
+    }
+    Ok(match model.sentence()?.only_pooling() {
+        Some(PoolingMode::Mean) => Some(1),
+        Some(PoolingMode::Cls) => Some(2),
+        Some(PoolingMode::LastToken) => Some(3),
+        _ => None,
+    })
 }
 
 fn number(of: &Json, name: &str) -> f64 {

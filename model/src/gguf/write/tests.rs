@@ -148,6 +148,89 @@ fn tokenizers_survive_writing_as_gguf() {
     }
 }
 
+/// A small BERT with a WordPiece tokenizer and the files of sentence-transformers, one of them with more fields.
+fn encoder(name: &str, fields: serde_json::Value) -> (ModelDir, tempfile::TempDir) {
+    let from = tempfile::tempdir().expect("a temporary directory");
+    let shape = Shape { vocabulary: 12, intermediate: 512, ..Shape::bert(2, 256, 4) };
+    shape.write(from.path(), u64::MAX, &mut |_| {}).expect("a model");
+    let put = |name: &str, json: serde_json::Value| {
+        let path = from.path().join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, json.to_string()).expect("a file");
+    };
+    let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+    let vocabulary = special.iter().chain(&["a", "##b", "##", "\u{e4}", "cat", "##s", "."]);
+    let added = (0..).zip(special).map(|(id, text): (u32, _)| {
+        serde_json::json!({ "id": id, "content": text, "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false })
+    });
+    put(
+        "tokenizer.json",
+        serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": added.collect::<Vec<_>>(),
+            "normalizer": { "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                "strip_accents": false, "lowercase": true },
+            "pre_tokenizer": { "type": "BertPreTokenizer" },
+            "post_processor": { "type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2] },
+            "decoder": { "type": "WordPiece", "prefix": "##", "cleanup": true },
+            "model": { "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": vocabulary.zip(0u32..).map(|(text, id)| ((*text).to_owned(), id.into()))
+                    .collect::<serde_json::Map<_, _>>() },
+        }),
+    );
+    put(
+        "tokenizer_config.json",
+        serde_json::json!({ "tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]",
+            "pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]" }),
+    );
+    let module = |at: u32, path: &str, kind: &str| {
+        let kind = format!("sentence_transformers.models.{kind}");
+        serde_json::json!({ "idx": at, "name": at.to_string(), "path": path, "type": kind })
+    };
+    let modules =
+        [(0, "", "Transformer"), (1, "1_Pooling", "Pooling"), (2, "2_Normalize", "Normalize")];
+    let modules = modules.map(|(at, path, kind)| module(at, path, kind));
+    put("modules.json", serde_json::json!(modules));
+    put(
+        "1_Pooling/config.json",
+        serde_json::json!({ "word_embedding_dimension": 256, "pooling_mode_cls_token": true }),
+    );
+    put("sentence_bert_config.json", serde_json::json!({ "max_seq_length": 7 }));
+    if name == "prompts" {
+        put("config_sentence_transformers.json", fields);
+    }
+    (ModelDir::open(from.path()).expect("a model"), from)
+}
+
+#[test]
+fn an_encoder_survives_writing_as_gguf() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (model, _from) = encoder("", serde_json::Value::Null);
+    let sentence = model.sentence().expect("settings");
+    let path = dir.path().join("x.gguf");
+    let (model, written, _) = again(model, Quantisation::Q8, &path);
+    // The table of token embeddings is rounded in the file, and not in the model.
+    assert_same(&model, &written);
+    assert_eq!(written.sentence().expect("settings"), sentence);
+    assert_eq!(sentence.max_tokens, Some(7));
+    let rows = |model: &ModelDir| {
+        let mut rows = vec![0.0; 3 * 256];
+        model.embedding_rows(Table::Position, &[0, 1, 511], &mut rows).expect("rows");
+        rows
+    };
+    assert_eq!(rows(&written), rows(&model));
+    #[cfg(feature = "tokenizer")]
+    for text in ["A cats.", "ab \u{c4} dog", "", "##a [MASK]"] {
+        let tokens = |model: &ModelDir| {
+            let tokenizer = crate::tokenizer::Tokenizer::open(model.path()).expect("a tokenizer");
+            (tokenizer.encode(text, None).expect("tokens"), tokenizer.encode(text, Some(4)).ok())
+        };
+        assert_eq!(tokens(&written), tokens(&model), "{text:?}");
+    }
+}
+
 const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
 
 #[test]
@@ -160,8 +243,14 @@ fn models_that_gguf_cannot_express_are_rejected_by_name() {
         assert!(error.to_string().contains(why), "{error}: lacks {why}");
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
     };
-    refused(ModelDir::open(&golden("bert")).expect("a model"), "weights_format");
-    refused(ModelDir::open(&golden("gpt2")).expect("a model"), "llama, mistral, qwen2, qwen3");
+    refused(ModelDir::open(&golden("vit")).expect("a model"), "weights_format");
+    refused(
+        ModelDir::open(&golden("gpt2")).expect("a model"),
+        "bert, llama, mistral, qwen2, qwen3",
+    );
+    refused(ModelDir::open(&golden("bert")).expect("a model"), "its head is");
+    let (model, _from) = encoder("prompts", serde_json::json!({ "prompts": { "query": "q: " } }));
+    refused(model, "its prompts");
     refused(ModelDir::open(&golden("llama-tied-bf16")).expect("a model"), "mlp_bias is true");
     let bpe = |change: Change<'_>| {
         let from = tempfile::tempdir().expect("a temporary directory");
@@ -179,7 +268,7 @@ fn models_that_gguf_cannot_express_are_rejected_by_name() {
         (&|json| json["model"]["merges"] = merge.clone(), "does not cut texts"),
         (&|json| json["added_tokens"][0]["lstrip"] = true.into(), "lstrip"),
         (&|json| json["added_tokens"][0]["id"] = 300.into(), "300 rows"),
-        (&|json| json["post_processor"]["type"] = "BertProcessing".into(), "BertProcessing"),
+        (&|json| json["post_processor"]["type"] = "RobertaProcessing".into(), "RobertaProcessing"),
     ];
     for (change, why) in cases {
         let (model, _from) = bpe(change);

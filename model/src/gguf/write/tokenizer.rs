@@ -4,7 +4,7 @@ use super::header::Field;
 use crate::{
     ModelDir,
     chat::ChatFiles,
-    gguf::tokenizer::{PreTokenizer, merges_of},
+    gguf::tokenizer::{CONTINUED, PreTokenizer, SPACE, merges_of},
     small_file::read_bounded,
 };
 use serde_json::Value as Json;
@@ -44,25 +44,53 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
         return Ok(fields);
     };
     let tokens = Tokens::of(&whole, model.spec().vocabulary)?;
-    match is_byte_level(&whole) {
-        true => byte_level(&whole, &mut put)?,
-        false => sentence_piece(&whole, &tokens, &mut put)?,
+    let word_piece = is_word_piece(&whole);
+    match (is_byte_level(&whole), word_piece) {
+        (_, true) => write_word_piece(&whole, &mut put)?,
+        (true, _) => byte_level(&whole, &mut put)?,
+        (false, _) => sentence_piece(&whole, &tokens, &mut put)?,
     }
     let special = |name: &str| files.tokens.get(name).and_then(|text| tokens.id(text));
-    let first = begins(&whole)?.map(|text| tokens.id(&text).ok_or(text)).transpose();
-    let first = first.map_err(|text| format!("its tokens have no {text:?}, which begins texts"))?;
+    let id = |text: Option<String>| {
+        let id = text.map(|text| tokens.id(&text).ok_or(text)).transpose();
+        id.map_err(|text| format!("its tokens have no {text:?}, which begins or ends texts"))
+    };
+    let (first, last) = around(&whole)?;
+    let (first, last) = (id(first)?, id(last)?);
     put("add_bos_token", Field::Flag(first.is_some()));
+    let ends = match (word_piece, last) {
+        (true, _) => {
+            put("add_sep_token", Field::Flag(last.is_some()));
+            Vec::new()
+        }
+        (false, Some(last)) => {
+            put("add_eos_token", Field::Flag(true));
+            // The token behind texts is the first of those that end them.
+            [last].into_iter().chain(ends.into_iter().filter(|id| *id != last)).collect()
+        }
+        (false, None) => ends,
+    };
+    let encoder = |id: Option<u32>| id.filter(|_| word_piece);
     for (name, id) in [
         ("bos_token_id", first.or_else(|| special("bos_token"))),
         ("unknown_token_id", special("unk_token")),
         ("padding_token_id", special("pad_token")),
+        ("cls_token_id", encoder(special("cls_token"))),
+        ("seperator_token_id", encoder(last.or_else(|| special("sep_token")))),
+        ("mask_token_id", encoder(special("mask_token"))),
     ] {
         if let Some(id) = id {
             put(name, Field::Whole(id));
         }
     }
-    ends_in(&ends, special("eos_token"), &mut put);
-    put("tokens", Field::Texts(tokens.texts));
+    if !word_piece {
+        ends_in(&ends, last.or_else(|| special("eos_token")), &mut put);
+    }
+    let texts = match word_piece {
+        true => tokens.texts.iter().zip(&tokens.kinds).map(|(t, kind)| marked(t, *kind)).collect(),
+        false => tokens.texts,
+    };
+    put("tokens", Field::Texts(texts));
     put("token_type", Field::Wholes(tokens.kinds));
     if let Some(template) = files.templates.get("default") {
         fields.push(("tokenizer.chat_template".to_owned(), Field::Text(template.text.clone())));
@@ -98,9 +126,9 @@ impl Tokens {
     /// Reads as many tokens as the model's embedding table has rows.
     fn of(whole: &Json, rows: u32) -> Result<Self, String> {
         let model = &whole["model"];
-        if model["type"].as_str() != Some("BPE") {
+        if !["BPE", "WordPiece"].map(Some).contains(&model["type"].as_str()) {
             let kind = &model["type"];
-            return Err(format!("its tokenizer is of type {kind}, and BPE is written"));
+            return Err(format!("its tokenizer is of type {kind}: BPE and WordPiece are written"));
         }
         let vocabulary = model["vocab"].as_object().ok_or("its tokenizer.json has no vocab")?;
         let unknown = model["unk_token"].as_str();
@@ -272,7 +300,6 @@ fn sentence_piece(
 
 /// Whether a space is put before each text. The tokenizer must replace spaces as SentencePiece does.
 fn space_before(whole: &Json) -> Result<bool, String> {
-    const SPACE: &str = "\u{2581}";
     let (mut before, mut spaces) = (false, false);
     for step in steps(&whole["normalizer"], "normalizers") {
         match step["type"].as_str() {
@@ -307,21 +334,65 @@ fn space_before(whole: &Json) -> Result<bool, String> {
         .ok_or_else(|| "its tokenizer keeps spaces, which no field says".to_owned())
 }
 
-/// The token that begins each text, if there is one.
-fn begins(whole: &Json) -> Result<Option<String>, String> {
-    let mut found = None;
+fn is_word_piece(whole: &Json) -> bool {
+    whole["model"]["type"] == "WordPiece"
+}
+
+/// The text of a token of WordPiece in GGUF files, which mark the tokens that begin a word.
+fn marked(text: &str, kind: i32) -> String {
+    match text.strip_prefix(CONTINUED) {
+        _ if [UNKNOWN, CONTROL].contains(&kind) => text.to_owned(),
+        Some(rest) => rest.to_owned(),
+        None => format!("{SPACE}{text}"),
+    }
+}
+
+/// Writes the fields of WordPiece.
+fn write_word_piece(whole: &Json, put: &mut impl FnMut(&str, Field)) -> Result<(), String> {
+    let (model, normalizer) = (&whole["model"], &whole["normalizer"]);
+    let usual = model["continuing_subword_prefix"] == CONTINUED
+        && model["max_input_chars_per_word"] == 100
+        && normalizer["type"] == "BertNormalizer"
+        && normalizer["clean_text"] == true
+        && normalizer["handle_chinese_chars"] == true
+        && whole["pre_tokenizer"]["type"] == "BertPreTokenizer";
+    if !usual {
+        return Err(
+            "its WordPiece tokenizer changes or cuts texts in a way that no field says".into()
+        );
+    }
+    put("model", Field::Text("bert".to_owned()));
+    put("pre", Field::Text("default".to_owned()));
+    put("normalizer.lowercase", Field::Flag(normalizer["lowercase"] == true));
+    if let Some(strip) = normalizer["strip_accents"].as_bool() {
+        put("normalizer.strip_accents", Field::Flag(strip));
+    }
+    Ok(())
+}
+
+/// The token that begins each text, and the one behind it, if there are any.
+fn around(whole: &Json) -> Result<(Option<String>, Option<String>), String> {
+    let mut found = (None, None);
     for step in steps(&whole["post_processor"], "processors") {
         match step["type"].as_str() {
             Some("ByteLevel") => {}
+            Some("BertProcessing") => {
+                let token = |name: &str| step[name][0].as_str().map(str::to_owned);
+                found = (token("cls"), token("sep"));
+            }
             Some("TemplateProcessing") => {
                 let single: Vec<&Json> = step["single"].as_array().into_iter().flatten().collect();
                 let token = |part: &Json| part["SpecialToken"]["id"].as_str().map(str::to_owned);
+                let text = |part: &Json| part.get("Sequence").is_some();
                 found = match single[..] {
-                    [sequence] if sequence.get("Sequence").is_some() => None,
-                    [first, sequence] if sequence.get("Sequence").is_some() => token(first),
+                    [own] if text(own) => (None, None),
+                    [first, own] if text(own) => (token(first), None),
+                    [own, last] if text(own) => (None, token(last)),
+                    [first, own, last] if text(own) => (token(first), token(last)),
                     _ => {
                         return Err(
-                            "its tokenizer adds tokens behind texts, which is not written".into()
+                            "its tokenizer adds several tokens to texts, which no field says"
+                                .into(),
                         );
                     }
                 };

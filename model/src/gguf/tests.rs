@@ -318,6 +318,36 @@ fn unsupported_gguf_metadata_is_rejected_by_name() {
     refused("llama.attention.head_count_kv", Some(kv), "other numbers of heads");
 }
 
+/// Converters set the flags of WordPiece in several ways; readers add both tokens in any case.
+#[test]
+fn texts_of_word_piece_have_a_token_before_and_behind_whatever_flags_say() {
+    let text = |text: &str| MetadataValue::Text(text.to_owned());
+    let tokens = ["[CLS]", "[SEP]", "[UNK]", "\u{2581}a", "b"].map(text).to_vec();
+    let mut fields = vec![
+        ("general.architecture", text("bert")),
+        ("tokenizer.ggml.model", text("bert")),
+        ("tokenizer.ggml.tokens", MetadataValue::List(tokens)),
+        ("tokenizer.ggml.unknown_token_id", MetadataValue::Whole(2)),
+        ("tokenizer.ggml.cls_token_id", MetadataValue::Whole(0)),
+        ("tokenizer.ggml.add_sep_token", MetadataValue::Flag(false)),
+        ("tokenizer.ggml.add_bos_token", MetadataValue::Flag(false)),
+    ];
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("m.gguf");
+    let read = |fields: &[(&str, MetadataValue)]| {
+        std::fs::write(&path, written(fields, &[], 0)).expect("a file");
+        let gguf = Gguf::read(&path, &File::open(&path).expect("a file")).expect("a head");
+        gguf.tokenizer()
+    };
+    assert!(read(&fields).expect_err("no token ends texts").contains("begins or ends"));
+    fields.push(("tokenizer.ggml.seperator_token_id", MetadataValue::Whole(1)));
+    let json = read(&fields).expect("a tokenizer");
+    let around = json["post_processor"]["single"].to_string();
+    assert!(around.contains("[CLS]") && around.contains("[SEP]"), "{around}");
+    assert_eq!(json["model"]["vocab"]["##b"], 4);
+    assert_eq!(json["model"]["vocab"]["a"], 3);
+}
+
 /// Compares with the vocabularies and expected tokens of llama.cpp: `models/ggml-vocab-*` of the source package of
 /// llama-cpp-python, in the directory that `VOCABULARIES` names.
 #[cfg(feature = "tokenizer")]

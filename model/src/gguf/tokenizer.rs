@@ -92,7 +92,12 @@ impl Gguf {
 
     /// Whether a token begins each text: as the file says, or else as is usual for its kind of tokenizer.
     pub(crate) fn begins(&self) -> bool {
-        let of_model = matches!(self.text("tokenizer.ggml.model"), Some("llama" | "bert"));
+        let model = self.text("tokenizer.ggml.model");
+        // Whatever flags say, which converters set in several ways.
+        if model == Some("bert") {
+            return true;
+        }
+        let of_model = model == Some("llama");
         let of_cut = matches!(
             self.text("tokenizer.ggml.pre"),
             Some("llama-bpe" | "llama3" | "llama-v3" | "tekken")
@@ -192,7 +197,8 @@ impl Gguf {
     /// Whether a token stands behind each text.
     pub(super) fn ends(&self) -> bool {
         match self.text("tokenizer.ggml.model") {
-            Some("bert") => self.flag("tokenizer.ggml.add_sep_token").unwrap_or(true),
+            // Whatever flags say, which converters set in several ways.
+            Some("bert") => true,
             _ => self.flag("tokenizer.ggml.add_eos_token").unwrap_or(false),
         }
     }

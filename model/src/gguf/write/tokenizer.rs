@@ -59,9 +59,14 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
     let (first, last) = (id(first)?, id(last)?);
     put("add_bos_token", Field::Flag(first.is_some()));
     let ends = match (word_piece, last) {
-        (true, _) => {
-            put("add_sep_token", Field::Flag(last.is_some()));
+        (true, Some(_)) if first.is_some() => {
+            put("add_sep_token", Field::Flag(true));
             Vec::new()
+        }
+        (true, _) => {
+            return Err(
+                "no token begins and ends its texts, which no field says of WordPiece".into()
+            );
         }
         (false, Some(last)) => {
             put("add_eos_token", Field::Flag(true));

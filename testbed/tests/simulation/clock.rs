@@ -2,7 +2,9 @@
 //!
 //! A coordinator and its workers run in one async runtime whose clock is virtual: it leaps to the next timer
 //! when nothing else is left to do. But programs run on threads, over sockets, and the runtime sees neither.
-//! So before it leaps, all other threads of the process must sleep, and no socket may be ready.
+//! So before it leaps, all other threads of the process must sleep, and no socket may be ready. On a machine that does
+//! much else, bytes may be on their way between two sockets while all sleep: the system has taken them, and has not
+//! delivered them yet. So nothing may be queued there either.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -96,11 +98,39 @@ fn news(events: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
+/// The packets that the system has taken from sockets of this machine and not delivered yet.
+struct Backlog {
+    /// What the system reports of its queues, a line for each core; none where it does not.
+    queues: Option<File>,
+    text: Vec<u8>,
+}
+
+impl Default for Backlog {
+    fn default() -> Self {
+        Self { queues: File::open("/proc/net/softnet_stat").ok(), text: vec![0; 1 << 14] }
+    }
+}
+
+impl Backlog {
+    /// The column of a line that has the number of packets in the core's queues.
+    const COLUMN: usize = 11;
+
+    fn is_empty(&mut self) -> bool {
+        let Some(queues) = &self.queues else { return true };
+        let Ok(length) = queues.read_at(&mut self.text, 0) else { return true };
+        let lines = self.text[..length].split(|byte| *byte == b'\n');
+        let mut columns =
+            lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(Self::COLUMN));
+        columns.all(|packets| packets.iter().all(|digit| *digit == b'0'))
+    }
+}
+
 /// The other threads of this process.
 #[derive(Default)]
 struct Threads {
     /// The state that the system reports of each thread: `running`, or the call in which it sleeps.
     calls: HashMap<i32, File>,
+    backlog: Backlog,
 }
 
 impl Threads {
@@ -109,8 +139,9 @@ impl Threads {
         let begun = Instant::now();
         loop {
             let before = worked();
-            let asleep = self.asleep();
-            if asleep.is_ok_and(|asleep| asleep) && (worked() - before).abs() < NOTHING {
+            // First the queues: what they deliver wakes a thread or makes a socket ready.
+            let asleep = self.backlog.is_empty() && self.asleep().is_ok_and(|asleep| asleep);
+            if asleep && (worked() - before).abs() < NOTHING {
                 return;
             }
             assert!(

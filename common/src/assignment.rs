@@ -112,12 +112,17 @@ impl DevicePlan {
         }
     }
 
+    /// Whether it computes the same part of each block, and of the vocabulary, in both phases.
+    pub fn computes_alike(&self) -> bool {
+        let (prefill, decode) = (&self.prefill, &self.decode);
+        (&prefill.blocks, prefill.vocabulary) == (&decode.blocks, decode.vocabulary)
+    }
+
     /// What it holds: in each layer, and of the vocabulary, the run from the first to the last of what it computes in
     /// either phase.
     pub fn holds(&self) -> Cow<'_, Assignment> {
         let (prefill, decode) = (&self.prefill, &self.decode);
-        let same = (&prefill.blocks, prefill.vocabulary) == (&decode.blocks, decode.vocabulary);
-        if same {
+        if self.computes_alike() {
             return Cow::Borrowed(prefill);
         }
         let all = || prefill.blocks.iter().chain(&decode.blocks);

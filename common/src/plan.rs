@@ -515,6 +515,17 @@ impl Plan {
         Ok(())
     }
 
+    /// Whether a row has the same results in programs of both phases, to the bit: devices compute the same parts in
+    /// both, their partial sums are added in one order, and links carry values as they are.
+    pub fn computes_alike(&self) -> bool {
+        let alone = self.ring.len() == 1 || self.layout == Layout::Stages;
+        // Around a ring of three the order depends on which device owns the row. On links of 16 or 8 bits the rows of
+        // others are rounded, and those of a device itself are not.
+        let one_order = self.exchange == Exchange::Direct || self.ring.len() < 3;
+        let exact = alone || one_order && self.wire == WireType::F32;
+        exact && self.ring.iter().all(DevicePlan::computes_alike)
+    }
+
     /// How the blocks of a layer are cut; none for a layer that the modes leave out.
     pub fn modes(&self, layer: u32) -> Option<Modes> {
         self.modes.iter().copied().find(|m| m.layers.has(layer))

@@ -3,10 +3,11 @@
 //!
 //! It is pure: the waiting sequences go in, the next step comes out, and what a step took is reported back. Sequences
 //! of which one row is to be run (the last token) decode together, in bursts. Prompts are prefilled in chunks, several
-//! together where they are short. Where both wait, they take turns: single decode steps, and between them chunks of
-//! prompts that take a little longer. Clients take turns; the sequences of one client come by their priority, and those
-//! of one priority in the order in which they came to wait. A waiting sequence gains on those that come later with a
-//! better priority, so that all get their turn.
+//! together where they are short. Where both wait, a mixed step has a row of each decoding sequence and a chunk of
+//! prompts, so that weights are read once for both. Where that would change tokens, they take turns: single decode
+//! steps, and between them chunks of prompts that take a little longer. Clients take turns; the sequences of one client
+//! come by their priority, and those of one priority in the order in which they came to wait. A waiting sequence gains
+//! on those that come later with a better priority, so that all get their turn.
 //!
 //! Blocks of the KV cache are given for what is needed now. Where there are none, the youngest sequence is evicted: it
 //! is computed again later. The oldest is never evicted, so that it always ends.
@@ -29,8 +30,11 @@ const MOST: u32 = 64;
 const GAIN: Duration = Duration::from_secs(10);
 /// How long a chunk of prompts may take while other sequences decode, as a multiple of one of their decode steps.
 const CHUNK_STEPS: f64 = 1.25;
-/// The fewest rows of a chunk while other sequences decode: fewer take as long, since all weights are read for them.
+/// The fewest rows of a chunk while other sequences decode. Between decode steps fewer take as long, since all weights are
+/// read for them; in mixed steps what one took once, as when it was lowered for the first time, makes chunks no smaller.
 const LEAST_CHUNK: u32 = 16;
+/// Chunks of mixed steps have a multiple of so many rows: the weights are read anyway.
+const MIXED_CHUNK_ROWS: u32 = 4;
 /// Rows of prompts that are prefilled together where several wait and none decodes: products of so many rows are as
 /// fast for each row as those of more.
 const TOGETHER: u32 = 256;
@@ -83,6 +87,8 @@ pub struct Limits {
     pub free: u32,
     /// Whether drafts may be verified.
     pub drafts: bool,
+    /// Whether sequences may decode in the programs that prefill prompts: rows have the same results in both.
+    pub mixes: bool,
 }
 
 impl Limits {
@@ -145,18 +151,24 @@ impl Scheduler {
         order.retain(|index| may_have_room(waiting, *index, limits.free));
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|index| waiting[*index].decodes());
-        // In turns.
-        let reads = decoding.is_empty() || !(self.prefilled || prompts.is_empty());
-        let phase = if reads { Phase::Prefill } else { Phase::Decode };
+        let both = !(decoding.is_empty() || prompts.is_empty());
+        let mixes = both && limits.mixes && limits.decoding() > 1;
+        let limits = Limits { mixes: mixes && !waiting.iter().any(|of| of.alone), ..limits };
         let steps = match prompts.is_empty() {
             true => self.burst(decoding.len(), limits),
             false => 1,
         };
-        let wanted = match phase {
-            Phase::Prefill => self.prefill_chunks(waiting, &prompts, decoding.len(), limits),
-            Phase::Decode => decoded_together(waiting, &decoding, steps, limits),
+        let wanted = if limits.mixes {
+            self.mixed(waiting, &decoding, &prompts, limits)
+        } else if decoding.is_empty() || both && !self.prefilled {
+            // In turns.
+            self.prefill_chunks(waiting, &prompts, decoding.len(), limits)
+        } else {
+            decoded_together(waiting, &decoding, steps, limits)
         };
         let (evicted, parts) = with_room(waiting, wanted, limits.free);
+        let decodes = parts.iter().all(|part| waiting[part.index].decodes());
+        let phase = if decodes { Phase::Decode } else { Phase::Prefill };
         let drafts = limits.drafts && phase == Phase::Decode;
         let row_cost = drafts.then(|| self.pace.row_cost(parts.len()));
         (!parts.is_empty()).then_some(Step { evicted, parts, phase, steps, row_cost })
@@ -170,6 +182,25 @@ impl Scheduler {
         }
     }
 
+    /// What sequences that decode and prompts would do in one step.
+    fn mixed<K>(
+        &self,
+        waiting: &[Waiting<K>],
+        decoding: &[usize],
+        prompts: &[usize],
+        limits: Limits,
+    ) -> Vec<SequenceStep> {
+        // One place is for a prompt.
+        let most = limits.decoding() as u32 - 1;
+        let beside = Limits { sequences: most, drafts: false, ..limits };
+        let mut parts = decoded_together(waiting, decoding, 1, beside);
+        let taken = parts.len() as u32;
+        let (rows, sequences) = (limits.rows - taken, limits.sequences - taken);
+        let left = Limits { rows, sequences, ..limits };
+        parts.extend(self.prefill_chunks(waiting, prompts, parts.len(), left));
+        parts
+    }
+
     /// The chunks of prompts that would be prefilled together.
     fn prefill_chunks<K>(
         &self,
@@ -179,11 +210,12 @@ impl Scheduler {
         limits: Limits,
     ) -> Vec<SequenceStep> {
         let undisturbed = decoding == 0;
+        let each = if limits.mixes { MIXED_CHUNK_ROWS } else { LEAST_CHUNK };
         let row_limit = match (self.pace.step(decoding), self.pace.row()) {
             _ if undisturbed && order.len() < 2 => limits.rows,
             (Some(step), Some(row)) if !undisturbed => {
                 let rows = (CHUNK_STEPS * step / row) as u32;
-                (rows / LEAST_CHUNK * LEAST_CHUNK).max(LEAST_CHUNK)
+                (rows / each * each).max(LEAST_CHUNK)
             }
             _ if !undisturbed => LEAST_CHUNK,
             _ => TOGETHER,
@@ -210,7 +242,7 @@ impl Scheduler {
         self.prefilled = phase == Phase::Prefill;
         match phase {
             Phase::Decode => self.pace.decoded(ran, took),
-            Phase::Prefill => self.pace.prefilled(ran.rows, took),
+            Phase::Prefill => self.pace.prefilled(ran, took),
         }
     }
 }
@@ -314,7 +346,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { rows: 512, sequences: 16, free: 100, drafts: true };
+    const LIMITS: Limits =
+        Limits { rows: 512, sequences: 16, free: 100, drafts: true, mixes: false };
 
     fn prompt(age: u64, rows: u32) -> Waiting<u8> {
         let (client, priority, waited) = (0, 0, Duration::ZERO);
@@ -330,7 +363,8 @@ mod tests {
     fn ran(step: &Step, steps: u32) -> Ran {
         let sequences = step.parts.len() as u32;
         let rows = if step.phase == Phase::Decode { steps * sequences } else { step.rows() };
-        Ran { rows, steps }
+        let decoding = step.parts.iter().filter(|part| part.rows == 1).count() as u32;
+        Ran { rows, steps, decoding }
     }
 
     fn indices(step: &Step) -> Vec<usize> {
@@ -378,6 +412,49 @@ mod tests {
         let step = scheduler.next(&short, LIMITS).unwrap();
         let rows: Vec<_> = step.parts.iter().map(|part| (part.rows, part.count)).collect();
         assert_eq!(rows, [(20, Some(1)), (30, Some(1)), (206, None)]);
+    }
+
+    #[test]
+    fn sequences_decode_in_the_steps_that_prefill_prompts() {
+        let mut scheduler = Scheduler::default();
+        let mixes = Limits { mixes: true, ..LIMITS };
+        let decoding = (0..7).map(|age| decoding(age, 9));
+        scheduler.ran(
+            Phase::Decode,
+            Ran { rows: 7, steps: 1, decoding: 7 },
+            Duration::from_millis(80),
+        );
+        let waiting: Vec<_> = decoding.chain([prompt(7, 200), prompt(8, 9)]).collect();
+        let step = scheduler.next(&waiting, mixes).unwrap();
+        let all = |rows| [vec![(1, Some(1)); 7], rows].concat();
+        let parts = |step: &Step| -> Vec<_> {
+            step.parts.iter().map(|part| (part.rows, part.count)).collect()
+        };
+        assert_eq!(
+            (step.phase, step.steps, parts(&step)),
+            (Phase::Prefill, 1, all(vec![(16, None)]))
+        );
+        // Each row of the prompt took 5 ms: 1.25 decode steps have 20.
+        scheduler.ran(step.phase, ran(&step, 1), Duration::from_millis(160));
+        let step = scheduler.next(&waiting, mixes).unwrap();
+        assert_eq!(parts(&step), all(vec![(20, None)]));
+        // One of 16 places is left to a prompt.
+        let many: Vec<_> =
+            (0..20).map(|age| self::decoding(age, 9)).chain([prompt(20, 3)]).collect();
+        let step = scheduler.next(&many, mixes).unwrap();
+        assert_eq!(
+            (step.parts.len(), step.parts[15].index, step.parts[15].count),
+            (16, 20, Some(1))
+        );
+        // Without room for the prompt, it is a decode step.
+        let full = Limits { free: 0, ..mixes };
+        let step = scheduler.next(&waiting, full).unwrap();
+        assert_eq!((step.phase, step.parts.len()), (Phase::Decode, 7));
+        // A sequence that is to run alone decodes in no step of others.
+        let mut alone = waiting;
+        alone[0].alone = true;
+        let step = scheduler.next(&alone, mixes).unwrap();
+        assert!(step.parts.iter().all(|part| part.index != 0) || step.parts.len() == 1);
     }
 
     #[test]
@@ -445,6 +522,7 @@ mod tests {
             blocks in 5u32..12,
             rows in 16u32..600,
             most in 1u32..5,
+            mixes: bool,
         ) {
             let mut scheduler = Scheduler::default();
             let mut queue: Vec<(Waiting<u8>, u32)> = Vec::new();
@@ -458,7 +536,7 @@ mod tests {
                 prop_assert!(steps < 100_000, "{queue:?}");
                 let free = blocks - queue.iter().map(|(of, _)| of.blocks).sum::<u32>();
                 let waiting: Vec<_> = queue.iter().map(|(of, _)| of.clone()).collect();
-                let limits = Limits { rows, sequences: most, free, drafts: true };
+                let limits = Limits { rows, sequences: most, free, drafts: true, mixes };
                 let step = scheduler.next(&waiting, limits).expect("something runs");
                 prop_assert!(step.rows() <= rows && step.parts.len() <= most as usize);
                 let oldest = queue.iter().map(|(of, _)| of.age).min();

@@ -490,7 +490,7 @@ impl LocalCluster {
             let begun = Instant::now();
             LocalGeneration { decoded, .. } =
                 self.steps(state, &Burst { steps: BURST_STEPS, drafting, ..burst }, &tell)?;
-            let ran = Ran { rows: decoded.rows, steps: decoded.steps };
+            let ran = Ran { rows: decoded.rows, steps: decoded.steps, decoding: 1 };
             state.pace.decoded(ran, begun.elapsed());
         }
         Ok(())

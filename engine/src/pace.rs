@@ -18,6 +18,8 @@ pub struct Ran {
     pub rows: u32,
     /// The number of steps.
     pub steps: u32,
+    /// The number of sequences that decoded in each step.
+    pub decoding: u32,
 }
 
 /// How long steps take: those of a decode burst as a line over their rows.
@@ -47,9 +49,14 @@ impl Pace {
         }
     }
 
-    /// Notes what rows of prompts took.
-    pub fn prefilled(&mut self, rows: u32, took: Duration) {
-        follow(&mut self.row, took.as_secs_f64() / f64::from(rows.max(1)));
+    /// Notes what a step with rows of prompts took. Beside sequences that decode they took what the step took longer
+    /// than one without them.
+    pub fn prefilled(&mut self, ran: Ran, took: Duration) {
+        let took = took.as_secs_f64();
+        let decoding = if ran.decoding == 0 { None } else { self.step(ran.decoding as usize) };
+        let least = LEAST * took;
+        let took = (took - decoding.unwrap_or(0.0)).max(least);
+        follow(&mut self.row, took / f64::from(ran.rows.saturating_sub(ran.decoding).max(1)));
     }
 
     /// Seconds of a row of a prompt, if some ran.
@@ -93,7 +100,7 @@ mod tests {
     use super::*;
 
     fn burst(steps: u32, rows: u32) -> Ran {
-        Ran { rows: steps * rows, steps }
+        Ran { rows: steps * rows, steps, decoding: rows }
     }
 
     #[test]
@@ -119,11 +126,24 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_prompts_beside_sequences_that_decode_take_what_a_step_takes_longer() {
+        let mut pace = Pace::default();
+        pace.decoded(burst(1, 4), Duration::from_millis(80));
+        pace.prefilled(Ran { rows: 24, steps: 1, decoding: 4 }, Duration::from_millis(180));
+        assert!(pace.row().is_some_and(|row| (row - 0.005).abs() < 1e-6), "{:?}", pace.row());
+        // No row takes no time.
+        (0..99).for_each(|_| {
+            pace.prefilled(Ran { rows: 24, steps: 1, decoding: 4 }, Duration::from_millis(50));
+        });
+        assert!(pace.row().is_some_and(|row| row > 0.0));
+    }
+
+    #[test]
     fn prefill_gives_no_step_time_and_an_empty_burst_a_finite_time() {
         let mut pace = Pace::default();
-        pace.prefilled(100, Duration::from_secs(1));
+        pace.prefilled(Ran { rows: 100, steps: 1, decoding: 0 }, Duration::from_secs(1));
         assert_eq!((pace.row(), pace.step(3)), (Some(0.01), None));
-        pace.decoded(Ran { rows: 0, steps: 0 }, Duration::ZERO);
+        pace.decoded(Ran { rows: 0, steps: 0, decoding: 0 }, Duration::ZERO);
         assert!(pace.row_cost(1).is_finite() && pace.step(1).is_some_and(f64::is_finite));
     }
 }

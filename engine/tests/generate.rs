@@ -242,6 +242,7 @@ fn token_events_are_bit_identical_however_the_prompt_is_cut() {
         for values in [CacheType::F32, CacheType::F16, CacheType::Q8] {
             for (strategy, devices, exchange, wire) in plans {
                 let plan = Plan { exchange, wire, ..plan(&model, strategy, devices, 2, values) };
+                assert!(plan.computes_alike());
                 let cluster = LocalCluster::open(model.clone(), plan).unwrap();
                 let sampling = Sampling { logprobs: MOST_LOGPROBS, ..Sampling::greedy() };
                 let run = |prompt: &[u32], count, chunk| {

@@ -130,6 +130,15 @@ impl Running<'_> {
         let count = self.ask.goal.count - self.made.len() as u32;
         Goal { count, stop: self.ask.goal.stop.clone(), mask: self.mask.clone() }
     }
+    fn last_token(&self) -> u32 {
+        *self.made.last().unwrap()
+    }
+    /// The segment of the row that is to run next.
+    fn next_row(&self) -> Segment {
+        let context_len = (self.ask.prompt.len() + self.made.len()) as u32 - 1;
+        let wanted = Wanted::Token(self.breadth);
+        Segment { slot: self.slot, context_len, cached: true, rows: 1, wanted }
+    }
     fn is_over(&self) -> bool {
         let stopped = self.made.last().is_some_and(|last| self.ask.goal.stop.contains(last));
         stopped || self.left().count == 0
@@ -141,26 +150,42 @@ fn begin<'a>(
     cluster: &LocalCluster,
     asks: &[(u32, &'a SequenceRequest)],
 ) -> Result<Vec<Running<'a>>, LocalError> {
-    let mut segments = Vec::new();
+    begin_beside(cluster, &mut [], asks)
+}
+
+/// Runs the prompts of sequences that begin and a step of those that run, all in one batch of prefill.
+fn begin_beside<'a>(
+    cluster: &LocalCluster,
+    running: &mut [Running<'_>],
+    asks: &[(u32, &'a SequenceRequest)],
+) -> Result<Vec<Running<'a>>, LocalError> {
+    let mut segments: Vec<Segment> = running.iter().map(Running::next_row).collect();
     for (slot, ask) in asks {
         cluster.begin(&text(*slot, ask))?;
         let (rows, wanted) = (ask.prompt.len() as u32, Wanted::Token(CandidateCount::Few));
         segments.push(Segment { slot: *slot, context_len: 0, cached: true, rows, wanted });
     }
-    let prompts: Vec<u32> = asks.iter().flat_map(|(_, ask)| ask.prompt.clone()).collect();
+    let last = running.iter().map(Running::last_token);
+    let rows: Vec<u32> = last.chain(asks.iter().flat_map(|(_, ask)| ask.prompt.clone())).collect();
     let goal = |(_, ask): &(u32, &SequenceRequest)| Goal { count: 1, ..ask.goal.clone() };
-    let goals: Vec<Goal> = asks.iter().map(goal).collect();
+    let decoding = running.iter().map(|of| Goal { count: 1, ..of.left() });
+    let goals: Vec<Goal> = decoding.chain(asks.iter().map(goal)).collect();
     let shape = BatchShape::new(segments).unwrap();
     let LocalGeneration { tokens: events, decoded, .. } =
-        cluster.generate_steps(Phase::Prefill, &shape, &prompts, &goals, None)?;
-    let running = |((events, breadth), (slot, ask)): (
+        cluster.generate_steps(Phase::Prefill, &shape, &rows, &goals, None)?;
+    let mut results = events.into_iter().zip(decoded.candidate_counts);
+    for (of, (events, breadth)) in running.iter_mut().zip(&mut results) {
+        of.made.extend(tokens(&events));
+        of.breadth = breadth;
+    }
+    let begun = |((events, breadth), (slot, ask)): (
         (Vec<TokenEvent>, CandidateCount),
         &(u32, &'a SequenceRequest),
     )| {
         assert_eq!(events.len(), 1);
         Running { slot: *slot, ask, made: tokens(&events), breadth, mask: ask.goal.mask.clone() }
     };
-    Ok(events.into_iter().zip(decoded.candidate_counts).zip(asks).map(running).collect())
+    Ok(results.zip(asks).map(begun).collect())
 }
 
 /// Steps of all sequences until one is over, but no more than `most`.
@@ -169,15 +194,10 @@ fn steps(
     running: &mut [Running<'_>],
     most: u32,
 ) -> Result<LocalGeneration, LocalError> {
-    let segment = |of: &Running<'_>| {
-        let context_len = (of.ask.prompt.len() + of.made.len()) as u32 - 1;
-        let wanted = Wanted::Token(of.breadth);
-        Segment { slot: of.slot, context_len, cached: true, rows: 1, wanted }
-    };
     let goal = |of: &Running<'_>| Goal { count: of.left().count.min(most), ..of.left() };
-    let last: Vec<u32> = running.iter().map(|of| *of.made.last().unwrap()).collect();
+    let last: Vec<u32> = running.iter().map(Running::last_token).collect();
     let goals: Vec<Goal> = running.iter().map(goal).collect();
-    let shape = BatchShape::new(running.iter().map(segment).collect()).unwrap();
+    let shape = BatchShape::new(running.iter().map(Running::next_row).collect()).unwrap();
     let goals = (&goals[..], most, running.iter().find_map(|of| of.ask.row_cost));
     let made = cluster.generate_drafting(Phase::Decode, &shape, &last, goals, None)?;
     for ((of, told), breadth) in
@@ -231,6 +251,31 @@ fn sequences_that_share_steps_get_the_same_tokens_as_alone() {
                 let got = together(&cluster, &asks, at_once);
                 assert_eq!(got, want, "{model}, {strategy} on {devices}, {at_once} at once");
             }
+        }
+    }
+}
+
+/// Prompts are prefilled in the steps of sequences that decode.
+#[test]
+fn sequences_that_decode_while_prompts_are_prefilled_get_the_same_tokens_as_alone() {
+    let asks = asks();
+    for (strategy, devices) in RINGS {
+        let cluster = open_by(LLAMA, strategy, devices, Exchange::Direct);
+        assert!(cluster.plan().computes_alike());
+        let want: Vec<_> = asks.iter().map(|ask| alone(&cluster, ask)).collect();
+        let mut running: Vec<Running<'_>> = Vec::new();
+        for (slot, ask) in (0..).zip(&asks) {
+            for _ in 0..2 {
+                if !running.is_empty() {
+                    steps(&cluster, &mut running, 1).unwrap();
+                }
+            }
+            let begun = begin_beside(&cluster, &mut running, &[(slot, ask)]).unwrap();
+            running.extend(begun);
+        }
+        for (of, want) in running.iter().zip(&want) {
+            assert!(of.slot > 3 || of.made.len() > 2);
+            assert_eq!(of.made, want[..of.made.len()], "{strategy} on {devices}: {}", of.slot);
         }
     }
 }

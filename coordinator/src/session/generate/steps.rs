@@ -174,6 +174,14 @@ struct ScheduledSequence {
     table: Option<Arc<[u32]>>,
 }
 
+impl ScheduledSequence {
+    /// Whether its row is that of the token that was sampled last.
+    fn decodes(&self) -> bool {
+        let StepRequest { sequence, cached, .. } = &self.entry.request;
+        cached.is_some() && sequence.tokens.len() as u32 == self.context_len + 1
+    }
+}
+
 /// Sequences that were taken out of those that wait.
 #[derive(Default)]
 struct Taken {
@@ -287,9 +295,9 @@ impl Steps {
         let mut state = self.lock();
         let kept = state.waiting.iter().filter_map(|entry| entry.request.cached);
         let epoch = ready.or(kept.map(|(epoch, _)| epoch).max()).unwrap_or_default();
-        let (cache, sequences) = match status.plan.as_deref() {
-            Some(plan) => (plan.cache, budget::sequences(plan)),
-            None => (status.cache, 1),
+        let (cache, sequences, mixes) = match status.plan.as_deref() {
+            Some(plan) => (plan.cache, budget::sequences(plan), plan.computes_alike()),
+            None => (status.cache, 1, false),
         };
         state.blocks.enter(epoch, cache);
         for (entry, error) in state.refused(ready.is_some()) {
@@ -300,7 +308,7 @@ impl Steps {
         let prefixes: Vec<Option<Prefix>> =
             state.waiting.iter().map(|entry| prefix_of(&state.blocks, entry)).collect();
         let (rows, free) = (status.max_rows, state.blocks.free());
-        let limits = Limits { rows, sequences, free, drafts };
+        let limits = Limits { rows, sequences, free, drafts, mixes };
         let (step, starving) = {
             let waiting = state.seen(&prefixes);
             let step = state.scheduler.next(&waiting, limits);
@@ -332,15 +340,17 @@ impl Steps {
     /// Notes what a step took, and that devices know of the blocks of its sequences.
     fn ran(&self, phase: Phase, chosen: &[ScheduledSequence], run: &Run) {
         let mut state = self.lock();
+        let decoding = chosen.iter().filter(|chosen| chosen.decodes()).count() as u32;
         let ran = match phase {
             Phase::Decode => {
                 let (drafted, right) = run.decoded.beyond();
                 state.counts.drafted += u64::from(drafted);
                 state.counts.accepted += u64::from(right);
-                Ran { rows: run.decoded.rows, steps: run.decoded.steps }
+                Ran { rows: run.decoded.rows, steps: run.decoded.steps, decoding }
             }
             Phase::Prefill => {
-                Ran { rows: chosen.iter().map(|chosen| chosen.part.rows).sum(), steps: 1 }
+                let rows = chosen.iter().map(|chosen| chosen.part.rows).sum();
+                Ran { rows, steps: 1, decoding }
             }
         };
         state.scheduler.ran(phase, ran, run.took);

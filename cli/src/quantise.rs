@@ -212,15 +212,21 @@ mod tests {
     }
 
     #[test]
-    fn encoder_quantisation_is_shown_but_a_gguf_file_is_refused() {
+    fn quantisation_is_shown_for_families_of_which_no_gguf_file_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let bert = galaxy_model::shape::Shape::bert(1, 64, 4);
-        bert.write(dir.path(), u64::MAX, &mut |_| {}).unwrap();
-        let said = done(&args(dir.path().into(), None, Quantisation::Q6)).unwrap();
-        assert!(said.contains("queries") && said.contains("q8_0"), "{said}");
-        let file = dir.path().join("x.gguf");
-        let refused = done(&args(dir.path().into(), Some(file.clone()), Quantisation::Q8));
-        let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("weights_format") && !file.exists(), "{refused}");
+        let gpt2 = galaxy_model::shape::Shape { family: "gpt2", ..bert };
+        for (shape, written) in [(bert, true), (gpt2, false)] {
+            let folder = dir.path().join(shape.family);
+            std::fs::create_dir(&folder).unwrap();
+            shape.write(&folder, u64::MAX, &mut |_| {}).unwrap();
+            let said = done(&args(folder.clone(), None, Quantisation::Q6)).unwrap();
+            assert!(said.contains("queries") && said.contains("q8_0"), "{said}");
+            let file = dir.path().join(format!("{}.gguf", shape.family));
+            let done = done(&args(folder, Some(file.clone()), Quantisation::Q8));
+            assert_eq!((done.is_ok(), file.exists()), (written, written));
+            let refused = done.err().map(|error| error.to_string());
+            assert!(refused.is_none_or(|said| said.contains("weights_format")));
+        }
     }
 }

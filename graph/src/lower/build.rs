@@ -102,11 +102,6 @@ impl Builder {
 
     /// Begins the next layer. Layers that are cut alike have operations that are alike.
     pub fn layer(&mut self) {
-        if let [(operations, tensors)] = self.begins[..] {
-            let rest = self.graph.layers.len();
-            self.operations.reserve((self.operations.len() - operations) * rest);
-            self.tensors.reserve((self.tensors.len() - tensors) * rest);
-        }
         self.begins.push((self.operations.len(), self.tensors.len()));
     }
 

@@ -21,7 +21,6 @@ pub(crate) const SHAPE: &str = ".weight_shape";
 pub(crate) const ORDER: &str = ".weight_g_idx";
 
 /// A matrix `[outputs, inputs]` whose codes and scales stand in several tensors.
-#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CompressedMatrix {
     /// The name of the matrix.
     pub(crate) name: String,
@@ -43,7 +42,7 @@ pub(crate) struct CompressedMatrix {
 }
 
 /// Where a tensor begins: the number of its file, and bytes from the start of that.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) shard: usize,
     pub(crate) offset: u64,
@@ -236,80 +235,69 @@ impl Part {
 /// The field that asks for something else, and its value.
 pub(crate) fn check(config: &Value) -> Result<Vec<String>, (String, Value)> {
     let mut unknown = Vec::new();
-    for (name, value) in config.as_object().into_iter().flatten() {
-        let fine = match name.as_str() {
-            "quant_method"
-            | "quantization_status"
-            | "global_compression_ratio"
-            | "ignore"
-            | "version" => true,
-            // The format of each group is its own.
-            "format" => is_packed(value) || *value == "mixed-precision",
-            "kv_cache_scheme" | "moe_sparsity_config" => value.is_null(),
-            "sparsity_config" => is_empty(value) || value["format"] == "dense",
-            "transform_config" => is_empty(value),
-            "config_groups" => {
-                for (group, value) in value.as_object().into_iter().flatten() {
-                    // A list of targets has a scheme by the group's name.
-                    if value.is_array() && !["W4A16", "W4A16_ASYM", "W8A16"].contains(&&**group) {
-                        return Err((format!("config_groups.{group}"), value.clone()));
-                    }
-                    check_group(group, value, &mut unknown)?;
-                }
-                true
-            }
-            _ => {
-                unknown.push(name.clone());
-                true
-            }
-        };
-        if !fine {
-            return Err((name.clone(), value.clone()));
+    check_fields("", config, of_config, &mut unknown)?;
+    for (group, value) in config["config_groups"].as_object().into_iter().flatten() {
+        let group = format!("config_groups.{group}");
+        // A list of targets has a scheme by the group's name.
+        if value.is_array() && !SCHEMES.iter().any(|scheme| group.ends_with(scheme)) {
+            return Err((group, value.clone()));
         }
+        check_fields(&format!("{group}."), value, of_group, &mut unknown)?;
+        check_fields(&format!("{group}.weights."), &value["weights"], of_weights, &mut unknown)?;
     }
     Ok(unknown)
 }
 
-/// Checks what is asked for one group of matrices.
-fn check_group(
-    group: &str,
-    config: &Value,
+/// The schemes that a group may have by its name: they ask for codes of 4 or 8 bits and nothing beside.
+const SCHEMES: [&str; 3] = [".W4A16", ".W4A16_ASYM", ".W8A16"];
+
+/// Checks the fields of an object. `fits` says whether a field has a value that is done here, and `None` of one that is
+/// not known.
+fn check_fields(
+    before: &str,
+    object: &Value,
+    fits: impl Fn(&str, &Value) -> Option<bool>,
     unknown: &mut Vec<String>,
 ) -> Result<(), (String, Value)> {
-    for (name, value) in config.as_object().into_iter().flatten() {
-        let fine = match name.as_str() {
-            "targets" => true,
-            "format" => value.is_null() || is_packed(value),
-            "input_activations" | "output_activations" => value.is_null(),
-            "weights" => {
-                for (name, value) in value.as_object().into_iter().flatten() {
-                    if !fits(name, value).unwrap_or_else(|| {
-                        unknown.push(name.clone());
-                        true
-                    }) {
-                        return Err((
-                            format!("config_groups.{group}.weights.{name}"),
-                            value.clone(),
-                        ));
-                    }
-                }
-                true
-            }
-            _ => {
-                unknown.push(name.clone());
-                true
-            }
-        };
-        if !fine {
-            return Err((format!("config_groups.{group}.{name}"), value.clone()));
+    for (name, value) in object.as_object().into_iter().flatten() {
+        match fits(name, value) {
+            Some(true) => {}
+            Some(false) => return Err((format!("{before}{name}"), value.clone())),
+            None => unknown.push(format!("{before}{name}")),
         }
     }
     Ok(())
 }
 
-/// Whether a field of a group's weights has a value that is done here; `None` where the field is not known. Groups and
-/// zero points are what the tensors say.
-fn fits(name: &str, value: &Value) -> Option<bool> {
+fn of_config(name: &str, value: &Value) -> Option<bool> {
+    Some(match name {
+        "config_groups"
+        | "quant_method"
+        | "quantization_status"
+        | "global_compression_ratio"
+        | "ignore"
+        | "version" => true,
+        // The format of each group is its own.
+        "format" => is_packed(value) || *value == "mixed-precision",
+        "kv_cache_scheme" | "moe_sparsity_config" => value.is_null(),
+        "sparsity_config" => is_empty(value) || value["format"] == "dense",
+        "transform_config" => is_empty(value),
+        _ => return None,
+    })
+}
+
+fn of_group(name: &str, value: &Value) -> Option<bool> {
+    Some(match name {
+        "targets" | "weights" => true,
+        "format" => value.is_null() || is_packed(value),
+        "input_activations" | "output_activations" => value.is_null(),
+        _ => return None,
+    })
+}
+
+/// Of the weights of a group: how many inputs share a scale, and whether there are zero points, is what the tensors
+/// say.
+fn of_weights(name: &str, value: &Value) -> Option<bool> {
     Some(match name {
         "num_bits" => *value == 4 || *value == 8,
         "type" => *value == "int",

@@ -231,7 +231,9 @@ pub enum ModelError {
         problem: String,
     },
     /// A scale of a matrix is no number, or too large for 16 bits.
-    #[error("tensor {tensor:?} has the scale {scale}: it has to fit into a 16-bit float")]
+    #[error(
+        "tensor {tensor:?} has the scale {scale}: it has to fit into a 16-bit float; fetch the model again, or quantise it anew"
+    )]
     Scale {
         /// The name of the matrix that the scale belongs to.
         tensor: String,

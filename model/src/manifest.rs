@@ -173,15 +173,11 @@ impl Manifest {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::{Arrivals, Matrix, Table, Vector, testing::golden};
+    use crate::{
+        Arrivals, Matrix, Table, Vector,
+        testing::{self, AllThere, arrived, golden},
+    };
     use std::{fs, ops::Range, sync::Arc};
-
-    struct AllThere;
-    impl Arrivals for AllThere {
-        fn wait(&self, _: Range<u64>) -> Result<(), String> {
-            Ok(())
-        }
-    }
 
     struct Never;
     impl Arrivals for Never {
@@ -192,22 +188,8 @@ mod tests {
 
     fn manifest(path: &Path) -> (ModelDir, Manifest) {
         let model = ModelDir::open(path).unwrap();
-        let config = fs::read(path.join("config.json")).unwrap();
-        let go_on = &mut |_, _| ControlFlow::Continue(());
-        let manifest = Manifest::of(&model, config, go_on).unwrap().unwrap();
+        let manifest = testing::manifest(&model);
         (model, manifest)
-    }
-
-    /// The model's data in a file, as pieces bring it.
-    fn data(model: &ModelDir, at: &Path) -> fs::File {
-        let pieces = model.pieces().unwrap();
-        let (mut all, mut piece) = (Vec::new(), Vec::new());
-        for i in 0..pieces.count() {
-            model.read_piece(&pieces, i, &mut piece).unwrap();
-            all.extend_from_slice(&piece);
-        }
-        fs::write(at, all).unwrap();
-        fs::File::open(at).unwrap()
     }
 
     fn assert_same(model: &ModelDir, other: &ModelDir) {
@@ -244,13 +226,9 @@ mod tests {
 
     #[test]
     fn a_model_sent_in_pieces_equals_its_directory() {
-        let dir = tempfile::tempdir().unwrap();
         for name in ["bert", "bert-f16", "distilbert", "gpt2", "gpt2-classes", "llama-tied-bf16"] {
-            let (model, manifest) = manifest(&golden(name));
-            let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
-            let data = data(&model, &dir.path().join(name));
-            let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(AllThere));
-            assert_same(&model, &other.unwrap());
+            let model = ModelDir::open(&golden(name)).unwrap();
+            assert_same(&model, &arrived(&model));
         }
     }
 
@@ -262,26 +240,17 @@ mod tests {
             let from = dir.path().join(format!("{format:?}"));
             fs::create_dir(&from).unwrap();
             shape.write(&from, u64::MAX, &mut |_| {}).unwrap();
-            let (model, manifest) = manifest(&from);
+            let model = ModelDir::open(&from).unwrap();
             assert!(model.pieces().unwrap().cuts().iter().filter(|cut| cut.tile > 0).count() > 1);
-            let data = data(&model, &dir.path().join("data"));
-            let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(AllThere));
-            assert_same(&model, &other.unwrap());
+            assert_same(&model, &arrived(&model));
         }
     }
 
     #[test]
     fn a_gguf_model_sent_in_pieces_equals_its_file() {
-        let dir = tempfile::tempdir().unwrap();
         let of_file = |path: &Path| {
             let model = ModelDir::open(path).unwrap();
-            let config = fs::read(model.path().join("config.json")).unwrap();
-            let go_on = &mut |_, _| ControlFlow::Continue(());
-            let manifest = Manifest::of(&model, config, go_on).unwrap().unwrap();
-            let manifest = Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap();
-            let data = data(&model, &dir.path().join("data"));
-            let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(AllThere));
-            let other = other.unwrap();
+            let other = arrived(&model);
             assert_eq!((model.spec(), model.formats()), (other.spec(), other.formats()));
             for which in Matrix::all(model.spec()) {
                 let read = |model: &ModelDir| {
@@ -315,6 +284,7 @@ mod tests {
             intermediate: 2048,
             ..crate::shape::Shape::bert(1, 1024, 8)
         };
+        let dir = tempfile::tempdir().unwrap();
         for bits in crate::Quantisation::ALL {
             let from = dir.path().join(bits.name());
             fs::create_dir(&from).unwrap();
@@ -328,10 +298,9 @@ mod tests {
 
     #[test]
     fn reading_a_piece_that_cannot_be_fetched_is_an_error() {
-        let (model, manifest) = manifest(&golden("bert"));
-        let dir = tempfile::tempdir().unwrap();
-        let data = data(&model, &dir.path().join("data"));
-        let other = ModelDir::arriving(&manifest, dir.path(), data, Arc::new(Never)).unwrap();
+        let (_, manifest) = manifest(&golden("bert"));
+        let data = tempfile::tempfile().unwrap();
+        let other = ModelDir::arriving(&manifest, Path::new("x"), data, Arc::new(Never)).unwrap();
         let error = other.vector(Vector::EmbeddingNorm).unwrap_err().to_string();
         assert!(error.contains("168 bytes are far away"), "{error}");
     }

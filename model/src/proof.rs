@@ -234,20 +234,17 @@ mod tests {
     use crate::{
         Matrix, Table, Vector,
         shape::Shape,
-        testing::{golden, golden_copy},
+        testing::{self, golden, golden_copy},
     };
     use std::{
         fs::{self, File},
-        ops::ControlFlow,
         os::unix::fs::FileExt,
         path::Path,
         sync::Arc,
     };
 
     fn manifest(path: &Path) -> Manifest {
-        let model = ModelDir::open(path).unwrap();
-        let config = fs::read(model.path().join("config.json")).unwrap();
-        Manifest::of(&model, config, &mut |_, _| ControlFlow::Continue(())).unwrap().unwrap()
+        testing::manifest(&ModelDir::open(path).unwrap())
     }
 
     fn proven(path: &Path, manifest: &Manifest, kept: Option<&[u8]>) -> ModelDir {

@@ -61,7 +61,8 @@ pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/golden").join(name)
 }
 
-struct AllThere;
+/// Arrivals of a model that has arrived.
+pub(crate) struct AllThere;
 impl Arrivals for AllThere {
     fn wait(&self, _: Range<u64>) -> Result<(), String> {
         Ok(())
@@ -87,7 +88,9 @@ pub(crate) fn arrived(model: &ModelDir) -> ModelDir {
     let data = dir.path().join("data");
     fs::write(&data, all).expect("a file");
     let file = fs::File::open(&data).expect("a file");
-    ModelDir::arriving(&manifest(model), dir.path(), file, Arc::new(AllThere)).expect("a model")
+    let manifest = manifest(model).to_bytes().and_then(|bytes| Manifest::from_bytes(&bytes));
+    let manifest = manifest.expect("a manifest, as it is sent");
+    ModelDir::arriving(&manifest, dir.path(), file, Arc::new(AllThere)).expect("a model")
 }
 
 /// The values of a matrix, output by output.

@@ -36,7 +36,7 @@ use tokio::{
 /// models that a testbed holds, from a disk that is shared.
 const PLACING: Duration = Duration::from_secs(300);
 /// The longest that a generation may take.
-const MAKING: Duration = Duration::from_secs(600);
+const GENERATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The threads inside a testbed's network that act as its coordinator.
 pub struct Driver {
@@ -208,7 +208,7 @@ impl Driver {
         };
         let limits = Limits {
             queue: 4,
-            timeout: MAKING,
+            timeout: GENERATION_TIMEOUT,
             client_memory: DEFAULT_CLIENT_MEMORY,
             // Experiments compare steps, and models with random weights repeat themselves.
             drafts: false,
@@ -267,7 +267,7 @@ impl Placed<'_> {
             let (listener, mut said) = mpsc::channel(1024);
             let begun = Instant::now();
             let generation = tokio::spawn(async move {
-                session.generate(prompt, options, Some(MAKING), listener).await;
+                session.generate(prompt, options, Some(GENERATION_TIMEOUT), listener).await;
             });
             let (mut tokens, mut at, mut report) = (Vec::new(), Vec::new(), None);
             while let Some(said) = said.recv().await {

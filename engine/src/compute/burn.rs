@@ -106,7 +106,7 @@ impl Engine for BurnEngine {
             Some(pool) => pool.install(|| runner.run(&call, staged)),
             None => runner.run(&call, staged),
         };
-        result.map_err(|misfit| misfit.of(operation))
+        result.map_err(|error| error.of(operation))
     }
 
     fn begin(&mut self, text: &Sequence, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {

@@ -102,7 +102,7 @@ impl Engine for CpuEngine {
         let call = Call { program, operation, binding };
         let result = self.compute(&call, staged, &mut written);
         self.slots.put_back(program, &operation.writes, written);
-        result.map_err(|misfit| misfit.of(operation))
+        result.map_err(|error| error.of(operation))
     }
 
     fn begin(&mut self, text: &Sequence, blocks: &Arc<[u32]>) -> Result<(), ComputeError> {

@@ -47,7 +47,7 @@ impl Sequences {
         blocks: &Arc<[u32]>,
     ) -> Result<(), ComputeError> {
         let slot = text.slot;
-        self.cache.bind(slot, text.rows, blocks).map_err(|misfit| match misfit {
+        self.cache.bind(slot, text.rows, blocks).map_err(|error| match error {
             OpError::Why(why) => ComputeError::Sequence { slot, why },
             _ => ComputeError::Sequence { slot, why: "it cannot be cached" },
         })?;

@@ -244,7 +244,7 @@ fn parts(choice: EngineChoice) {
 
 /// A program of another plan, one without its slots, tokens that the model does not know, a tile
 /// that is not there: errors all, and the engine still works.
-fn misfits(choice: EngineChoice) {
+fn operation_errors(choice: EngineChoice) {
     let dir = open("llama");
     let cases = cases(&dir);
     let whole = &cases[0].plan;
@@ -262,7 +262,7 @@ fn misfits(choice: EngineChoice) {
             engine.run(program, operation, &binding, staged).err()
         })
     };
-    let is_misfit = |error: Option<ComputeError>| {
+    let assert_operation_error = |error: Option<ComputeError>| {
         assert!(matches!(error, Some(ComputeError::Operation { .. })), "{error:?}");
     };
     let tokens = [1, 2, 3, 4, 5];
@@ -270,26 +270,26 @@ fn misfits(choice: EngineChoice) {
     half.prefill.blocks[0].heads = Span::new(0, 3);
     half.decode = half.prefill.clone();
     let mut engine = choice.start(load(&dir, &half), 1, Cache::NONE).unwrap();
-    is_misfit(failing(engine.as_mut(), &program, &tokens, true));
+    assert_operation_error(failing(engine.as_mut(), &program, &tokens, true));
     let mut engine = choice.start(load(&dir, &whole.ring[0]), 1, Cache::NONE).unwrap();
-    is_misfit(failing(engine.as_mut(), &program, &tokens, false));
+    assert_operation_error(failing(engine.as_mut(), &program, &tokens, false));
     let error = failing(engine.as_mut(), &program, &[1, 2, 3, 4, 1 << 20], true);
     assert!(matches!(error, Some(ComputeError::Weights(WeightError::Model(_)))), "{error:?}");
-    is_misfit(failing(engine.as_mut(), &program, &tokens[..4], true));
+    assert_operation_error(failing(engine.as_mut(), &program, &tokens[..4], true));
     let spread = cases.iter().find(|case| case.plan.ring.len() == 2).unwrap();
     let of_two =
         lower(dir.spec(), dir.formats(), &spread.plan, Phase::Prefill, &shape).unwrap().remove(0);
-    is_misfit(failing(engine.as_mut(), &of_two, &tokens, true));
+    assert_operation_error(failing(engine.as_mut(), &of_two, &tokens, true));
     let mut broken = program.clone();
     broken.operations.iter_mut().for_each(|o| o.reads.clear());
-    is_misfit(failing(engine.as_mut(), &broken, &tokens, true));
+    assert_operation_error(failing(engine.as_mut(), &broken, &tokens, true));
     let mut broken = program.clone();
     broken.tensors.iter_mut().for_each(|t| t.width = 1);
-    is_misfit(failing(engine.as_mut(), &broken, &tokens, true));
+    assert_operation_error(failing(engine.as_mut(), &broken, &tokens, true));
     let mut broken = program.clone();
     broken.slots.iter_mut().for_each(|s| s.bytes = 8);
     let mut fresh = choice.start(load(&dir, &whole.ring[0]), 1, Cache::NONE).unwrap();
-    is_misfit(failing(fresh.as_mut(), &broken, &tokens, true));
+    assert_operation_error(failing(fresh.as_mut(), &broken, &tokens, true));
     let mut broken = program.clone();
     broken.slots[0].bytes = u64::MAX / 2;
     let error = engine.prepare(&broken.slots).err();
@@ -353,7 +353,7 @@ macro_rules! engine {
 
             #[test]
             fn mismatched_programs_and_inputs_are_errors() {
-                misfits($engine);
+                operation_errors($engine);
             }
 
             #[test]

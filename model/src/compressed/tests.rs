@@ -131,7 +131,10 @@ fn quantisation_settings_that_are_not_done_are_rejected_by_name() {
     }
     let unknown = with("/config_groups/group_0/weights/rotation", json!(true));
     let warnings = ModelDir::open(unknown.path()).expect("a model").warnings().to_vec();
-    assert!(warnings.iter().any(|warning| warning.text.contains("\"rotation\"")), "{warnings:?}");
+    assert!(
+        warnings.iter().any(|warning| warning.text.contains("group_0.weights.rotation")),
+        "{warnings:?}"
+    );
 }
 
 /// The error of a store in which the tensors of one matrix `[2, 64]` are these.

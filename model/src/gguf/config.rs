@@ -107,6 +107,23 @@ impl Gguf {
         self.fields.keys().filter(|name| !known(name)).cloned().collect()
     }
 
+    /// A whole number of the file's architecture.
+    pub(super) fn count(&self, of: &str) -> Result<u64, String> {
+        let field = self.own(of);
+        self.whole(&field).ok_or_else(|| format!("it has no number {field}"))
+    }
+
+    /// A number of the file's architecture.
+    pub(super) fn real(&self, of: &str) -> Result<f64, String> {
+        let field = self.own(of);
+        self.number(&field).ok_or_else(|| format!("it has no number {field}"))
+    }
+
+    /// The full name of a field of the file's architecture.
+    pub(super) fn own(&self, of: &str) -> String {
+        format!("{}.{of}", self.architecture().unwrap_or_default())
+    }
+
     /// The model's `config.json`.
     ///
     /// # Errors
@@ -124,14 +141,12 @@ impl Gguf {
         if let Some(other) = self.text("general.type").filter(|kind| *kind != "model") {
             return Err(format!("it is no model by its general.type, {other:?}"));
         }
-        let field = |field: &str| format!("{name}.{field}");
+        let field = |field: &str| self.own(field);
         let asked = CHANGING.iter().find(|other| self.asks(&field(other)));
         if let Some(other) = asked {
             return Err(format!("it has {}, which is not done here", field(other)));
         }
-        let count = |of: &str| {
-            self.whole(&field(of)).ok_or_else(|| format!("it has no number {}", field(of)))
-        };
+        let count = |of: &str| self.count(of);
         match name {
             "bert" => return self.bert(),
             "modern-bert" => return self.modern_bert(),
@@ -175,10 +190,7 @@ impl Gguf {
         put("max_position_embeddings", json!(count("context_length")?));
         put("vocab_size", json!(vocabulary));
         put("tie_word_embeddings", json!(self.rows("output.weight").is_none()));
-        let epsilon = self.number(&field("attention.layer_norm_rms_epsilon"));
-        let epsilon = epsilon
-            .ok_or_else(|| format!("it has no {}", field("attention.layer_norm_rms_epsilon")))?;
-        put("rms_norm_eps", json!(epsilon));
+        put("rms_norm_eps", json!(self.real("attention.layer_norm_rms_epsilon")?));
         put("rope_theta", json!(self.number(&field("rope.freq_base")).unwrap_or(10_000.0)));
         if let Some(turned) = self.whole(&field("rope.dimension_count")).filter(|n| *n != width) {
             put("partial_rotary_factor", json!(turned as f64 / width as f64));

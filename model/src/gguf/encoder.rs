@@ -21,12 +21,6 @@ impl Gguf {
         self.architecture().is_some_and(|name| BOTH_WAYS.contains(&name))
     }
 
-    /// The value of a whole number of the file's architecture.
-    fn count(&self, of: &str) -> Result<u64, String> {
-        let field = format!("{}.{of}", self.architecture().unwrap_or_default());
-        self.whole(&field).ok_or_else(|| format!("it has no number {field}"))
-    }
-
     /// The fields of a config that BERT and ModernBERT share.
     fn encoder(&self, class: &str, family: &str) -> Result<BTreeMap<String, Json>, String> {
         if self.rows("cls.weight").or(self.rows("cls.output.weight")).is_some() {
@@ -49,13 +43,6 @@ impl Gguf {
         ))
     }
 
-    /// The epsilon of norms.
-    fn epsilon(&self) -> Result<f64, String> {
-        let field =
-            format!("{}.attention.layer_norm_epsilon", self.architecture().unwrap_or_default());
-        self.number(&field).ok_or_else(|| format!("it has no number {field}"))
-    }
-
     /// The `config.json` of BERT.
     pub(super) fn bert(&self) -> Result<Json, String> {
         let mut config = self.encoder("BertModel", "bert")?;
@@ -64,7 +51,8 @@ impl Gguf {
         }
         let types = self.rows("token_types.weight").ok_or("it has no token_types.weight")?;
         config.insert("hidden_act".to_owned(), json!("gelu"));
-        config.insert("layer_norm_eps".to_owned(), json!(self.epsilon()?));
+        config
+            .insert("layer_norm_eps".to_owned(), json!(self.real("attention.layer_norm_epsilon")?));
         config.insert("type_vocab_size".to_owned(), json!(types));
         Ok(Json::Object(Map::from_iter(config)))
     }
@@ -75,7 +63,7 @@ impl Gguf {
         let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
         let activation = self.text("modern-bert.hidden_activation").unwrap_or("gelu");
         put("hidden_activation", json!(activation));
-        put("norm_eps", json!(self.epsilon()?));
+        put("norm_eps", json!(self.real("attention.layer_norm_epsilon")?));
         put("norm_bias", json!(self.rows("output_norm.bias").is_some()));
         put("attention_bias", json!(self.rows("blk.0.attn_qkv.bias").is_some()));
         put("mlp_bias", json!(self.rows("blk.0.ffn_up.bias").is_some()));
@@ -109,8 +97,7 @@ impl Gguf {
     /// # Errors
     /// A sentence about what it asks for that is not done.
     pub(super) fn sentence(&self) -> Result<Vec<(&'static str, Json)>, String> {
-        let name = self.architecture().unwrap_or_default();
-        let field = format!("{name}.pooling_type");
+        let field = self.own("pooling_type");
         let longest = self.whole(MAX_TOKENS).map(|rows| json!({ "max_seq_length": rows }));
         let longest = longest.map(|json| ("sentence_bert_config.json", json));
         let number = self.whole(&field).unwrap_or(0);

@@ -162,11 +162,8 @@ impl Gguf {
         whole["added_tokens"] = Json::Array(added);
         let first = self.first().filter(|_| self.begins());
         let last = self.last().filter(|_| self.ends());
-        let lacks = match kind {
-            "bert" => self.begins() && first.is_none() || self.ends() && last.is_none(),
-            _ => self.ends() && last.is_none(),
-        };
-        if lacks {
+        // Texts of a decoder whose file names no first token begin without one.
+        if kind == "bert" && first.is_none() || self.ends() && last.is_none() {
             return Err("it names no token that begins or ends each text, and asks for it".into());
         }
         whole["post_processor"] = match (first, last) {
@@ -312,18 +309,15 @@ impl Gguf {
     /// The model's `tokenizer_config.json`.
     pub(crate) fn tokenizer_config(&self) -> Json {
         let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
-        let all = [
-            ("bos_token", "bos"),
-            ("eos_token", "eos"),
-            ("unk_token", "unknown"),
+        let all = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown")];
+        let of_encoders = [
             ("cls_token", "cls"),
             ("sep_token", "seperator"),
             ("pad_token", "padding"),
             ("mask_token", "mask"),
         ];
-        // Decoders have the first three; encoders all of them.
-        let count = if self.sees_both_ways() { all.len() } else { 3 };
-        for (key, field) in all.into_iter().take(count) {
+        let more = of_encoders.into_iter().filter(|_| self.sees_both_ways());
+        for (key, field) in all.into_iter().chain(more) {
             if let Some((_, text)) = self.token(field) {
                 config[key] = json!(text);
             }

@@ -110,10 +110,9 @@ impl ModelDir {
         let vector = |which: Vector| {
             let (name, paired) = named_vector(which, spec.norm_place)?;
             let source = Source::Vector(which, paired.and_then(|of| heads(true, of(spec))));
-            let width = u64::from(which.width(spec)?);
             let shape = match which {
                 Vector::TokenTypes => vec![spec.hidden.into(), spec.token_types.into()],
-                _ => vec![width],
+                _ => vec![u64::from(which.width(spec)?)],
             };
             Some(Planned { name, source, shape, format: WeightFormat::F32 })
         };

@@ -5,7 +5,7 @@ use crate::{
     ModelDir, Positions,
     error::ModelError,
     gguf::encoder::MAX_TOKENS,
-    sentence::PoolingMode,
+    sentence::{PoolingMode, SentenceConfig},
     small_file::{MAX_JSON_BYTES, read_bounded},
     spec::NormKind,
 };
@@ -98,7 +98,9 @@ impl Architecture {
         if !spec.causal {
             put("attention.causal", Field::Flag(false));
         }
-        if let Some(number) = pooling(model)? {
+        let sentence = model.sentence()?;
+        let number = pooling(&sentence).filter(|_| model.root().join("modules.json").is_file());
+        if let Some(number) = number {
             put("pooling_type", Field::Whole(number));
         }
         if let Positions::Rotary { limit, inverse_frequencies, .. } = &spec.positions {
@@ -110,7 +112,7 @@ impl Architecture {
                 Field::Whole(spec.token_types),
             ));
         }
-        if let Some(rows) = model.sentence()?.max_tokens {
+        if let Some(rows) = sentence.max_tokens {
             fields.push((MAX_TOKENS.to_owned(), Field::Whole(rows)));
         }
         fields.extend(tokenizer::fields(model).map_err(|why| refused(model, why))?);
@@ -192,18 +194,14 @@ impl Architecture {
     }
 }
 
-/// The number of the way in which rows become a vector, where the model's files say one; whether they can be read back
-/// is seen when the file is.
-fn pooling(model: &ModelDir) -> Result<Option<u32>, ModelError> {
-    if !model.root().join("modules.json").is_file() {
-        return Ok(None);
-    }
-    Ok(match model.sentence()?.only_pooling() {
-        Some(PoolingMode::Mean) => Some(1),
-        Some(PoolingMode::Cls) => Some(2),
-        Some(PoolingMode::LastToken) => Some(3),
+/// The number of the way in which rows become a vector, if it has one; what no field says is seen when the file is read.
+fn pooling(sentence: &SentenceConfig) -> Option<u32> {
+    match sentence.only_pooling()? {
+        PoolingMode::Mean => Some(1),
+        PoolingMode::Cls => Some(2),
+        PoolingMode::LastToken => Some(3),
         _ => None,
-    })
+    }
 }
 
 fn number(of: &Json, name: &str) -> f64 {

@@ -3,7 +3,7 @@ use crate::{
     Quantisation,
     gguf::{MetadataValue, tests::model},
     shape::Shape,
-    testing::golden,
+    testing::{golden, rows},
 };
 use std::{fs, path::PathBuf};
 
@@ -20,21 +20,10 @@ fn again(model: ModelDir, to: Quantisation, path: &Path) -> (ModelDir, ModelDir,
     (model, written, rounded)
 }
 
-fn values(model: &ModelDir, which: Matrix) -> Vec<f32> {
-    let source = model.matrix(which).expect("a matrix");
-    let (inputs, outputs) = (source.rows(), source.columns());
-    let mut out = vec![0.0; (inputs * outputs) as usize];
-    let scratch = &mut Vec::new();
-    source
-        .read_f32((0..inputs, 0..outputs), &mut out, outputs as usize, 0, scratch)
-        .expect("values");
-    out
-}
-
 fn assert_same(model: &ModelDir, written: &ModelDir) {
     assert_eq!(model.formats().with_vectors_of(written), *written.formats());
     for which in Matrix::all(model.spec()) {
-        assert!(values(model, which) == values(written, which), "{which:?}");
+        assert!(rows(model, which) == rows(written, which), "{which:?}");
     }
     for which in Vector::all(model.spec()) {
         let vector = |of: &ModelDir| of.vector(which).expect("a vector");
@@ -215,12 +204,12 @@ fn an_encoder_survives_writing_as_gguf() {
     assert_same(&model, &written);
     assert_eq!(written.sentence().expect("settings"), sentence);
     assert_eq!(sentence.max_tokens, Some(7));
-    let rows = |model: &ModelDir| {
+    let positions = |model: &ModelDir| {
         let mut rows = vec![0.0; 3 * 256];
         model.embedding_rows(Table::Position, &[0, 1, 511], &mut rows).expect("rows");
         rows
     };
-    assert_eq!(rows(&written), rows(&model));
+    assert_eq!(positions(&written), positions(&model));
     #[cfg(feature = "tokenizer")]
     for text in ["A cats.", "ab \u{c4} dog", "", "##a [MASK]"] {
         let tokens = |model: &ModelDir| {

@@ -45,10 +45,12 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
     };
     let tokens = Tokens::of(&whole, model.spec().vocabulary)?;
     let word_piece = is_word_piece(&whole);
-    match (is_byte_level(&whole), word_piece) {
-        (_, true) => write_word_piece(&whole, &mut put)?,
-        (true, _) => byte_level(&whole, &mut put)?,
-        (false, _) => sentence_piece(&whole, &tokens, &mut put)?,
+    if word_piece {
+        write_word_piece(&whole, &mut put)?;
+    } else if is_byte_level(&whole) {
+        byte_level(&whole, &mut put)?;
+    } else {
+        sentence_piece(&whole, &tokens, &mut put)?;
     }
     let special = |name: &str| files.tokens.get(name).and_then(|text| tokens.id(text));
     let id = |text: Option<String>| {
@@ -58,23 +60,16 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
     let (first, last) = around(&whole)?;
     let (first, last) = (id(first)?, id(last)?);
     put("add_bos_token", Field::Flag(first.is_some()));
-    let ends = match (word_piece, last) {
-        (true, Some(_)) if first.is_some() => {
-            put("add_sep_token", Field::Flag(true));
-            Vec::new()
-        }
-        (true, _) => {
-            return Err(
-                "no token begins and ends its texts, which no field says of WordPiece".into()
-            );
-        }
-        (false, Some(last)) => {
-            put("add_eos_token", Field::Flag(true));
-            // The token behind texts is the first of those that end them.
-            [last].into_iter().chain(ends.into_iter().filter(|id| *id != last)).collect()
-        }
-        (false, None) => ends,
-    };
+    if word_piece && (first.is_none() || last.is_none()) {
+        let why = "no token begins and ends its texts, which no field says of WordPiece";
+        return Err(why.to_owned());
+    }
+    if last.is_some() {
+        put(if word_piece { "add_sep_token" } else { "add_eos_token" }, Field::Flag(true));
+    }
+    // A token behind texts is the first of those that end them.
+    let others = ends.into_iter().filter(|id| Some(*id) != last);
+    let ends: Vec<u32> = last.into_iter().chain(others).collect();
     let encoder = |id: Option<u32>| id.filter(|_| word_piece);
     for (name, id) in [
         ("bos_token_id", first.or_else(|| special("bos_token"))),

@@ -222,7 +222,7 @@ impl Execution {
             sequence: place.sequence,
             program,
             binding: Binding { ending: place.ending.clone(), ..Binding::new(shape, inputs) },
-            deadline: Some(deadline.into_std()),
+            deadline: Some(on_threads(deadline)),
         };
         let executor = active.executor.upgrade().ok_or_else(WorkerError::aborted)?;
         let lowering = active.clone();
@@ -343,4 +343,23 @@ async fn send_all(events: &Events, ran: Ran, active: &Active) -> bool {
     };
     let event = v1::execute_event::Event::Done(done);
     events.send(Ok(v1::ExecuteEvent { event: Some(event) })).await.is_ok()
+}
+
+/// A deadline by the clock of the executor's threads. In virtual time that of tasks is another, and may be far behind.
+fn on_threads(deadline: Instant) -> std::time::Instant {
+    std::time::Instant::now() + deadline.saturating_duration_since(Instant::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_executor_gets_all_of_the_time_that_is_left_in_virtual_time() {
+        let left = Duration::from_secs(1);
+        let deadline = Instant::now() + left;
+        let real = std::time::Instant::now();
+        assert!(on_threads(deadline) >= real + left);
+    }
 }

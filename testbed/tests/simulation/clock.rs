@@ -2,9 +2,7 @@
 //!
 //! A coordinator and its workers run in one async runtime whose clock is virtual: it leaps to the next timer
 //! when nothing else is left to do. But programs run on threads, over sockets, and the runtime sees neither.
-//! So before it leaps, all other threads of the process must sleep, and no socket may be ready. On a machine that does
-//! much else, bytes may be on their way between two sockets while all sleep: the system has taken them, and has not
-//! delivered them yet, since what it does so with has to wait for a core, too. So nothing may be queued there either.
+//! So before it leaps, all other threads of the process must sleep, and no socket may be ready.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -20,7 +18,6 @@ use std::{
         fd::{OwnedFd, RawFd},
         unix::fs::{FileExt, MetadataExt},
     },
-    path::PathBuf,
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
@@ -99,67 +96,11 @@ fn news(events: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// What the system has taken from sockets of this machine and not delivered yet.
-struct Backlog {
-    /// What the system reports of its queues of packets, a line for each core; none where it does not.
-    queues: Option<File>,
-    /// The state of each thread of the system that delivers what waits where a core has too much to do at once:
-    /// packets, and what a socket may send only now. None that this process does not see.
-    deliverers: Vec<File>,
-    text: Vec<u8>,
-}
-
-impl Default for Backlog {
-    fn default() -> Self {
-        let queues = File::open("/proc/net/softnet_stat").ok();
-        Self { queues, deliverers: deliverers(), text: vec![0; 1 << 14] }
-    }
-}
-
-/// The states of the system's threads that deliver.
-fn deliverers() -> Vec<File> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
-    let delivers = |path: &PathBuf| {
-        fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("ksoftirqd/"))
-    };
-    all.filter(delivers).filter_map(|path| File::open(path.join("stat")).ok()).collect()
-}
-
-impl Backlog {
-    /// The column of a line that has the number of packets in the core's queues.
-    const COLUMN: usize = 11;
-
-    fn is_empty(&mut self) -> bool {
-        self.has_no_packets() && self.delivers_nothing()
-    }
-
-    fn has_no_packets(&mut self) -> bool {
-        let Some(queues) = &self.queues else { return true };
-        let Ok(length) = queues.read_at(&mut self.text, 0) else { return true };
-        let lines = self.text[..length].split(|byte| *byte == b'\n');
-        let mut columns =
-            lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(Self::COLUMN));
-        columns.all(|packets| packets.iter().all(|digit| *digit == b'0'))
-    }
-
-    /// Whether none of the system's threads that deliver runs, or would if it had a core.
-    fn delivers_nothing(&mut self) -> bool {
-        let mut runs = |deliverer: &File| {
-            let length = deliverer.read_at(&mut self.text, 0).unwrap_or(0);
-            // Behind the name, which stands in parentheses.
-            let mut words = self.text[..length].split(|byte| *byte == b' ');
-            words.find(|word| word.ends_with(b")")).is_some() && words.next() == Some(b"R")
-        };
-        !self.deliverers.iter().any(&mut runs)
-    }
-}
-
 /// The other threads of this process.
 #[derive(Default)]
 struct Threads {
     /// The state that the system reports of each thread: `running`, or the call in which it sleeps.
     calls: HashMap<i32, File>,
-    backlog: Backlog,
 }
 
 impl Threads {
@@ -168,9 +109,8 @@ impl Threads {
         let begun = Instant::now();
         loop {
             let before = worked();
-            // First the queues: what they deliver wakes a thread or makes a socket ready.
-            let asleep = self.backlog.is_empty() && self.asleep().is_ok_and(|asleep| asleep);
-            if asleep && (worked() - before).abs() < NOTHING {
+            let asleep = self.asleep();
+            if asleep.is_ok_and(|asleep| asleep) && (worked() - before).abs() < NOTHING {
                 return;
             }
             assert!(

@@ -4,7 +4,7 @@ pub use crate::holdings::PROCESS;
 
 use crate::{
     holdings::{self, READ_BUFFERS},
-    lower::{LowerError, cuts_move, farthest, fits, kv_span, sketches},
+    lower::{LowerError, Sketch, cuts_move, farthest, fits, kv_span, sketches},
     operators::OperatorGraph,
     pieces,
     program::{Memory, Program, Role},
@@ -193,13 +193,15 @@ fn most(
         shapes.extend([Phase::Prefill, Phase::Decode].map(|phase| (phase, step.clone())));
     }
     for (phase, shape) in shapes {
-        let mut these = Vec::with_capacity(ranks.len());
-        for sketch in sketches(&short_spec, &short, phase, &shape, ranks) {
-            let Some(program) = sketch?.repeated(&cut) else { return Ok(None) };
+        let of = |sketch: Sketch| {
+            let program = sketch.repeated(&cut)?;
             let running = of_running(spec, &plan.ring[program.rank.index()], &program);
             let results = running.results + other_results(spec, plan, program.rank);
-            these.push(rounded(spec, plan, &program, Needs { results, ..running }));
-        }
+            Some(rounded(spec, plan, &program, Needs { results, ..running }))
+        };
+        let Some(these) = sketches(&short_spec, &short, phase, &shape, ranks, of)? else {
+            return Ok(None);
+        };
         most = Some(match most {
             Some(most) => most.into_iter().zip(these).map(|(a, b)| a.or_more(b)).collect(),
             None => these,

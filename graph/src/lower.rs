@@ -23,7 +23,8 @@ use crate::{
     pieces::{self, Piece},
     program::Program,
 };
-use build::{Builder, Sketch};
+use build::Builder;
+pub(crate) use build::Sketch;
 pub(crate) use cuts::cuts_move;
 pub use cuts::{at_ends, farthest};
 use galaxy_common::{
@@ -37,6 +38,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 /// The version of lowering, which changes whenever the same plan and shape lower to another program.
 pub const LOWERING: u32 = 12;
+
+/// Ranks whose programs one thread lowers, at least, where only bounds are asked for.
+const RANKS_OF_THREAD: usize = 8;
 
 /// Why a plan and a shape give no programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -202,22 +206,38 @@ fn operations(lowering: Lowering<'_>, rank: Rank, order: &Order) -> Builder {
     }
 }
 
-/// The programs of some ranks with their slots and without their waits, for any plan and shape: for
-/// bounds on what a batch takes.
-pub(crate) fn sketches(
+/// What `of` makes of the program of each of some ranks, with its slots and without its waits, for any plan and
+/// shape: for bounds on what a batch takes. None where it makes nothing of one of them. Programs of many ranks
+/// are lowered by several threads.
+pub(crate) fn sketches<T: Send>(
     spec: &ModelSpec,
     plan: &Plan,
     phase: Phase,
     shape: &BatchShape,
     ranks: &[Rank],
-) -> impl Iterator<Item = Result<Sketch, LowerError>> {
+    of: impl Fn(Sketch) -> Option<T> + Sync,
+) -> Result<Option<Vec<T>>, LowerError> {
     let graph = Arc::new(OperatorGraph::of(spec));
     let order = Order::default();
-    let sketch = move |rank| {
+    let sketch = |&rank: &Rank| -> Result<Option<T>, LowerError> {
         let lowering = Lowering { graph: &graph, spec, plan, phase, shape };
-        operations(lowering, rank, &order).sketch()
+        Ok(of(operations(lowering, rank, &order).sketch()?))
     };
-    ranks.iter().copied().map(sketch)
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = cores.min(ranks.len().div_ceil(RANKS_OF_THREAD)).max(1);
+    let part = ranks.len().div_ceil(threads).max(1);
+    let some = |ranks: &[Rank]| ranks.iter().map(sketch).collect::<Result<Option<Vec<T>>, _>>();
+    let some = &some;
+    let parts: Result<Option<Vec<Vec<T>>>, _> = std::thread::scope(|scope| {
+        let (own, others) = ranks.split_at(part.min(ranks.len()));
+        let others = others.chunks(part);
+        let others: Vec<_> = others.map(|ranks| scope.spawn(move || some(ranks))).collect();
+        let over = others
+            .into_iter()
+            .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        std::iter::once(some(own)).chain(over).collect()
+    });
+    Ok(parts?.map(|parts| parts.into_iter().flatten().collect()))
 }
 
 /// The digest of all programs: it is equal on devices that lowered the same ones.

@@ -11,9 +11,9 @@ use super::collective::Collective;
 use galaxy_common::BatchShape;
 use galaxy_model::ModelSpec;
 use std::{
-    cell::OnceCell,
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, BinaryHeap},
+    sync::OnceLock,
 };
 
 /// A step of a layer. A layer has two halves, attention and MLP (a parallel residual is one): each begins
@@ -183,7 +183,7 @@ impl Lane {
 
 /// The steps of a layer in the order in which devices take them, once it is known: the same on all
 /// devices.
-pub(crate) type Order = OnceCell<Vec<LayerStep>>;
+pub(crate) type Order = OnceLock<Vec<LayerStep>>;
 
 /// The steps of a layer, in the order in which each device of a ring of `n` > 1 takes them.
 pub(super) fn staggered(

@@ -32,6 +32,14 @@ pub enum ModelError {
         /// A sentence about what is not supported.
         why: String,
     },
+    /// An ONNX file asks for something that this build does not support, or does not fit together.
+    #[error("{path}: {why}")]
+    Onnx {
+        /// The ONNX file that was read.
+        path: PathBuf,
+        /// A sentence about what is not supported, and of which node.
+        why: String,
+    },
     /// The model cannot be written as a GGUF file.
     #[error("no GGUF file is written of {path}: {why}")]
     Unwritten {
@@ -345,6 +353,12 @@ pub enum HeaderProblem {
     /// The header of a GGUF file is not valid.
     #[error("its head is not valid: {text}")]
     Gguf {
+        /// A sentence about what is wrong.
+        text: String,
+    },
+    /// An ONNX file is not valid.
+    #[error("it is no valid ONNX file: {text}")]
+    Onnx {
         /// A sentence about what is wrong.
         text: String,
     },

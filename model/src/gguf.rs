@@ -16,13 +16,14 @@ pub(crate) use view::CheckpointView;
 
 use crate::{
     error::{HeaderProblem, ModelError},
+    positioned::{At, Problem},
     widen::widen,
 };
 use galaxy_common::WeightFormat;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
-    io::{self, BufReader, Read},
+    io::{BufReader, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
@@ -262,31 +263,6 @@ impl Gguf {
             MetadataValue::List(list) => Some(list),
             _ => None,
         }
-    }
-}
-
-enum Problem {
-    Io(io::Error),
-    Text(String),
-}
-
-impl From<String> for Problem {
-    fn from(text: String) -> Self {
-        Self::Text(text)
-    }
-}
-
-/// Reads a file from a position on.
-struct At<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for At<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(into, self.at)?;
-        self.at += count as u64;
-        Ok(count)
     }
 }
 

@@ -7,8 +7,10 @@
 pub mod budget;
 pub mod holdings;
 mod ids;
+pub mod least_memory;
 pub mod lower;
 mod lowered;
+pub mod offsets;
 pub mod operators;
 pub mod pieces;
 pub mod program;

@@ -50,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sentence", decode: models::sentence, fixed: 64 * KIB, each: 64 },
     Target { name: "tokenizer", decode: models::tokenizer, fixed: 16384 * KIB, each: 4 * KIB },
     Target { name: "gguf", decode: models::gguf, fixed: 32768 * KIB, each: 256 },
+    Target { name: "onnx", decode: models::onnx, fixed: 131072 * KIB, each: KIB },
     Target { name: "manifest", decode: models::manifest, fixed: 16384 * KIB, each: 256 },
     Target { name: "image", decode: models::image, fixed: 1024 * 1024 * KIB, each: 64 },
     Target { name: "plan", decode: plans::plan, fixed: 16384 * KIB, each: 64 },

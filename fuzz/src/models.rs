@@ -1,9 +1,14 @@
 //! Files of a model directory.
 
 use super::{Input, good, said};
+use galaxy_graph::least_memory::{MemoryError, MemoryGraph};
 use galaxy_model::{
     HeadSpec, Matrix, ModelDir, ModelSpec, Patches, Positions, Table, Vector, fuzz,
-    image::ImageProcessor, manifest::Manifest, sentence::VectorForm, tokenizer::Tokenizer,
+    image::ImageProcessor,
+    manifest::Manifest,
+    onnx::{Fixed, Network, OnnxFile},
+    sentence::VectorForm,
+    tokenizer::Tokenizer,
 };
 use std::{fs, io::Write, path::Path};
 use tempfile::TempDir;
@@ -85,6 +90,27 @@ pub(crate) fn gguf(bytes: &[u8]) {
     file.set_len(bytes.len() as u64 + DATA).expect("room for it");
     match ModelDir::open(&path) {
         Ok(model) => read(&model),
+        Err(error) => said(&error),
+    }
+}
+
+/// An ONNX file, beside a file of zeros for external tensors.
+pub(crate) fn onnx(bytes: &[u8]) {
+    let dir = directory();
+    let path = dir.path().join("m.onnx");
+    write(&path, bytes, 0);
+    let file = fs::File::create(dir.path().join("w")).expect("a file");
+    file.set_len(DATA).expect("room for it");
+    let opened = OnnxFile::open(&path);
+    match opened.and_then(|file| Network::of(&file, &Fixed::default())) {
+        Ok(network) => {
+            let graph = MemoryGraph::of_network(&network);
+            let order: Vec<usize> = (0..graph.operators.len()).collect();
+            match graph.peak(&order) {
+                Ok(_) | Err(MemoryError::TooManyBytes) => {}
+                Err(error) => panic!("the order of the file is none: {error}"),
+            }
+        }
         Err(error) => said(&error),
     }
 }

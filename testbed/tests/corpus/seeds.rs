@@ -6,7 +6,12 @@ use galaxy_common::{
     SequenceNumber, Span, Strategy, Wanted, WeightFormat, WireType,
 };
 use galaxy_graph::share::{Member, PlanOptions};
-use galaxy_model::{Formats, ModelDir, manifest::Manifest, shape::Shape};
+use galaxy_model::{
+    Formats, ModelDir,
+    manifest::Manifest,
+    onnx::{NewAttribute, NewData, NewModel, NewNode, NewTensor},
+    shape::Shape,
+};
 use galaxy_planner::synthetic::{self, SyntheticDevice};
 use galaxy_proto::{
     convert,
@@ -192,6 +197,9 @@ fn models(add: Add<'_>) {
         let file = golden.with_file_name("gguf").join(format!("{name}.gguf"));
         let file = fs::read(file).unwrap();
         add("gguf", name, file[..file.len().min(8192)].to_vec());
+    }
+    for (name, model) in networks() {
+        add("onnx", name, model.bytes());
     }
     for model in ["vit", "llama-tied-bf16"] {
         let opened = ModelDir::open(&golden.join(model)).unwrap();
@@ -661,4 +669,48 @@ fn hub(add: Add<'_>) {
     let index =
         br#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "x.safetensors"}}"#;
     add("hub", "index", numbered(4, index));
+}
+
+/// Networks as ONNX files: a small one of images, and the chain of nodes by which exporters work shapes out.
+fn networks() -> [(&'static str, NewModel); 2] {
+    let wholes = |values: &[i64]| NewAttribute::Wholes(values.to_vec());
+    let node = |operator, inputs: &[&str], output| NewNode::new(operator, inputs, output);
+    let elsewhere = NewData::External { location: "w".into(), offset: 64 };
+    let images = NewModel {
+        opset: 17,
+        nodes: vec![
+            node("Conv", &["x", "w", "b"], "c").with("pads", wholes(&[1, 1, 1, 1])),
+            node("LeakyRelu", &["c"], "r").with("alpha", NewAttribute::Float(0.1)),
+            node("MaxPool", &["r"], "p")
+                .with("kernel_shape", wholes(&[2, 2]))
+                .with("auto_pad", NewAttribute::Text("SAME_UPPER".into())),
+            node("Resize", &["p", "", "scales"], "y"),
+        ],
+        tensors: vec![
+            NewTensor { data: elsewhere, ..NewTensor::floats("w", &[2, 3, 3, 3], &[]) },
+            NewTensor::floats("b", &[2], &[0.5, 1.0]),
+            NewTensor::floats("scales", &[4], &[1.0, 1.0, 2.0, 1.5]),
+        ],
+        inputs: vec![("x".into(), vec![None, Some(3), Some(5), Some(4)])],
+        outputs: vec!["y".into()],
+    };
+    let shapes = NewModel {
+        opset: 13,
+        nodes: vec![
+            node("Shape", &["x"], "shape"),
+            node("Slice", &["shape", "zero", "one"], "batch"),
+            node("Concat", &["batch", "rest"], "to").with("axis", NewAttribute::Whole(0)),
+            node("Reshape", &["x", "to"], "flat"),
+            node("Split", &["flat", "parts"], "a").with("axis", NewAttribute::Whole(1)),
+            node("Softmax", &["a"], "y"),
+        ],
+        tensors: vec![
+            NewTensor::wholes("zero", &[0]),
+            NewTensor::wholes("one", &[1]),
+            NewTensor::wholes("rest", &[-1]),
+            NewTensor::wholes("parts", &[60]),
+        ],
+        ..images.clone()
+    };
+    [("images", images), ("shapes", shapes)]
 }

@@ -1,6 +1,7 @@
 //! `galaxy bench`: measures kernels, decoding, rounded weights, and coordinators under load.
 
 mod decode;
+mod network;
 mod pairs;
 mod quality;
 mod serve;
@@ -77,6 +78,8 @@ enum What {
     /// Time decoding on one device, against how fast it reads memory.
     #[command(after_long_help = decode::MEANING)]
     Decode(decode::DecodeArgs),
+    /// Time a network of an ONNX file, and its operators.
+    Network(network::NetworkArgs),
     /// Measure what a model loses when its matrices are rounded to few bits.
     #[command(after_long_help = quality::MEANING)]
     Quality(quality::QualityArgs),
@@ -169,6 +172,13 @@ pub async fn bench(args: BenchArgs) -> Result<(), Failure> {
             Box::new(move || {
                 let findings = decode::measured(&args)?;
                 if args.json { json(&findings) } else { Ok(decode::text(&findings)) }
+            }),
+        ),
+        What::Network(args) => (
+            "timing the network",
+            Box::new(move || {
+                let findings = network::measured(&args)?;
+                if args.json { json(&findings) } else { Ok(network::text(&findings)) }
             }),
         ),
         What::Quality(args) => (

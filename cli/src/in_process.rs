@@ -56,7 +56,7 @@ pub struct InProcess {
 }
 
 /// How far weights and activations are rounded beyond what the files say.
-#[derive(Args, Clone, Copy, Debug, Default)]
+#[derive(Args, Clone, Copy, PartialEq, Debug, Default)]
 pub struct Rounding {
     /// Round the model's matrices to q8, q6 or q4 as they are read; lossy [default: as its files have them].
     #[arg(long = "weights-format", value_name = "BITS", requires = "model")]

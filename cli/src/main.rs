@@ -19,6 +19,8 @@ mod keys;
 mod loopback;
 #[cfg(test)]
 mod messages;
+mod networks;
+mod npy;
 mod pace;
 mod plan;
 mod profile;

@@ -1,9 +1,10 @@
 //! `galaxy plan`: how a model would be split, how long it would take, and why.
 
 mod imagined;
+mod network;
 mod show;
 
-use super::{failure::Failure, json, print};
+use super::{failure::Failure, json, networks, networks::Shapes, print};
 use clap::Args;
 use galaxy_common::{Bytes, Cache, ClusterProfile, DeviceName, Plan, Strategy};
 use galaxy_coord::{
@@ -34,6 +35,11 @@ pub struct PlanArgs {
     /// Plan for devices and links that do not exist, from their description in this file.
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     simulate: Option<PathBuf>,
+    /// ONNX file: show in which order its operators need the least memory.
+    #[arg(long, value_name = "FILE.onnx", conflicts_with_all = ["cluster", "simulate", "compare", "what_if"])]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    shapes: Shapes,
     /// Compare the predicted latency of every strategy.
     #[arg(long)]
     compare: bool,
@@ -64,6 +70,16 @@ struct PlanQuestion {
 
 /// Runs `galaxy plan`.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.model {
+        if !networks::is_onnx(path) {
+            let todo = "name other models in the cluster file, and leave --model out";
+            return Err(Failure::usage("--model is for ONNX files").at(path.display()).todo(todo));
+        }
+        return network::plan(path, &args.shapes, args.json);
+    }
+    if !args.shapes.is_empty() {
+        return Err(Failure::usage("--shape goes with an ONNX file: --model FILE.onnx"));
+    }
     let mut case = match (&args.cluster, &args.simulate) {
         (Some(file), _) => PlanQuestion::of_cluster(file)?,
         (None, Some(file)) => imagined::read(file)?,

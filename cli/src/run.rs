@@ -6,6 +6,7 @@ use super::{
     ids::Ids,
     images,
     in_process::{self, InProcess, Rounding, Settings},
+    networks::{self, InputFile},
     print, progress,
     tensors::{Destination, as_json},
 };
@@ -37,7 +38,7 @@ pub struct RunArgs {
     /// Token ids of a sequence: 5,17,9, or @FILE.json; may be given several times.
     ///
     /// The file has a list of ids, or a list of such lists.
-    #[arg(long, required_unless_present_any = ["image", "pixels"], value_name = "IDS|@FILE")]
+    #[arg(long, required_unless_present_any = ["image", "pixels", "input"], value_name = "IDS|@FILE")]
     ids: Vec<Ids>,
     /// Image file, PNG or JPEG, for a model of images; may be given several times.
     #[arg(long, value_name = "FILE")]
@@ -47,6 +48,11 @@ pub struct RunArgs {
     /// Each of its tensors is f32 [channels, height, width], or several of these, with their number in front.
     #[arg(long, value_name = "FILE.safetensors")]
     pixels: Vec<PathBuf>,
+    /// Values of an input of an ONNX file, like x=@in.npy; may be given several times.
+    ///
+    /// The name may be left out of a network with one input. Whole numbers are fixed as the network is loaded.
+    #[arg(long, value_name = "NAME=@FILE.npy", requires = "model", conflicts_with_all = ["ids", "image", "pixels"])]
+    input: Vec<InputFile>,
     /// Tensors to compute for each sequence.
     ///
     /// hidden are the states of every row, after the last norm. logits are those of the classes, or of the token after
@@ -56,7 +62,7 @@ pub struct RunArgs {
     /// Give the logits after every row; needs --output logits.
     #[arg(long)]
     all_rows: bool,
-    /// Write the result to this file: FILE.json or FILE.safetensors.
+    /// Write the result to this file: FILE.json, FILE.safetensors or FILE.npz.
     #[arg(short, value_name = "FILE")]
     o: Option<Destination>,
     /// Print one JSON object even with -o; without -o it is printed anyway.
@@ -64,7 +70,7 @@ pub struct RunArgs {
     json: bool,
     /// Run this model in this process, without a cluster.
     ///
-    /// DIR is a model directory or a GGUF file. No coordinator is asked.
+    /// DIR is a model directory, a GGUF file, or an ONNX file with --input. No coordinator is asked.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -112,6 +118,18 @@ pub(super) struct Local {
 }
 
 impl Local {
+    /// Takes the kernels that are named, and refuses what networks of ONNX files are not split by yet.
+    fn for_networks(&self) -> Result<(), Failure> {
+        self.kernels.limit()?;
+        let split = self.devices.is_some_and(|devices| devices > 1) || self.share.len() > 1;
+        let lossy = self.wire.is_some() || self.rounding != Rounding::default();
+        match split || lossy || self.strategy.is_some_and(|strategy| strategy != Strategy::Local) {
+            true => Err(Failure::usage("an ONNX file runs on one device, in f32")
+                .todo("leave out --devices, --share, --strategy, --wire, --weights-format and --activations")),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn settings(&self) -> Result<Settings, Failure> {
         self.kernels.limit()?;
         // clap allows at most 128 devices, and more shares than that are wrong anyway.
@@ -148,6 +166,14 @@ impl Local {
 
 /// Runs `galaxy run`.
 pub async fn run(args: RunArgs) -> Result<(), Failure> {
+    if let Some(path) = args.model.as_ref().filter(|path| networks::is_onnx(path)) {
+        args.local.for_networks()?;
+        let (path, threads, destination) = (path.clone(), args.local.threads, args.o.as_ref());
+        return networks::run(path, args.input, threads, destination, args.json).await;
+    }
+    if !args.input.is_empty() {
+        return Err(Failure::usage("--input goes with an ONNX file: --model FILE.onnx"));
+    }
     let output = match (args.output, args.all_rows) {
         (OutputName::Hidden, false) => Output::Hidden,
         (OutputName::Pooled, false) => Output::Pooled,

@@ -1,11 +1,12 @@
-//! Writes raw results as JSON or safetensors.
+//! Writes raw results as JSON, as safetensors, or for NumPy.
 
-use super::failure::Failure;
+use super::{failure::Failure, npy};
 use galaxy_client::{Output, Tensors};
 use safetensors::tensor::{Dtype, TensorView};
 use serde::Serialize;
 use std::{
     collections::HashMap,
+    io,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -21,6 +22,18 @@ pub struct Destination {
 enum Format {
     Json,
     Safetensors,
+    Npz,
+}
+
+/// A tensor with a name.
+#[derive(Serialize, Clone, PartialEq, Debug)]
+pub struct NamedTensor {
+    /// The name of the tensor.
+    pub name: String,
+    /// The shape, the slowest axis first.
+    pub shape: Vec<u64>,
+    /// Its values, row after row.
+    pub values: Vec<f32>,
 }
 
 impl FromStr for Destination {
@@ -30,7 +43,8 @@ impl FromStr for Destination {
         let format = match path.extension().and_then(|e| e.to_str()) {
             Some("json") => Format::Json,
             Some("safetensors") => Format::Safetensors,
-            _ => return Err("the name must end in .json or .safetensors".to_owned()),
+            Some("npz") => Format::Npz,
+            _ => return Err("the name must end in .json, .safetensors or .npz".to_owned()),
         };
         Ok(Self { path, format })
     }
@@ -49,29 +63,44 @@ pub fn as_json(output: Output, tensors: &Tensors) -> Result<String, Failure> {
     super::json(&Document { output: output.to_string(), tensors })
 }
 
-/// A raw result as safetensors: f32 tensors `sequence.0`, `sequence.1`, ...
-fn as_safetensors(output: Output, tensors: &Tensors) -> Result<Vec<u8>, Failure> {
+/// The tensors of a raw result: `sequence.0`, `sequence.1`, ...
+fn named(tensors: &Tensors) -> Vec<NamedTensor> {
+    let named = |tensor: &galaxy_client::Tensor| NamedTensor {
+        name: format!("sequence.{}", tensor.sequence),
+        shape: tensor.shape.iter().map(|side| u64::from(*side)).collect(),
+        values: tensor.values.clone(),
+    };
+    tensors.tensors.iter().map(named).collect()
+}
+
+/// Tensors as safetensors in f32, with what else is said of them.
+fn as_safetensors(
+    tensors: &[NamedTensor],
+    about: HashMap<String, String>,
+) -> Result<Vec<u8>, Failure> {
     let wrong = |e| Failure::new(format!("cannot write the result as safetensors: {e}"));
-    let named: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
-        .tensors
+    let bytes: Vec<Vec<u8>> = tensors
         .iter()
-        .map(|tensor| {
-            let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
-            let bytes = tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            (format!("sequence.{}", tensor.sequence), shape, bytes)
-        })
+        .map(|tensor| tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect())
         .collect();
-    let views = named
+    let views = tensors
         .iter()
-        .map(|(name, shape, bytes)| {
-            Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).map_err(wrong)?))
+        .zip(&bytes)
+        .map(|(tensor, bytes)| {
+            let shape = tensor.shape.iter().map(|side| *side as usize).collect();
+            Ok((tensor.name.as_str(), TensorView::new(Dtype::F32, shape, bytes).map_err(wrong)?))
         })
         .collect::<Result<Vec<_>, Failure>>()?;
-    let about = HashMap::from([
-        ("output".to_owned(), output.to_string()),
-        ("producer".to_owned(), format!("galaxy {}", galaxy_proto::VERSION)),
-    ]);
     safetensors::serialize(views, Some(about)).map_err(wrong)
+}
+
+/// Tensors as an archive of NumPy.
+fn as_npz(tensors: &[NamedTensor]) -> Result<Vec<u8>, Failure> {
+    let mut archive = io::Cursor::new(Vec::new());
+    let parts = tensors.iter().map(|t| (t.name.as_str(), t.shape.as_slice(), t.values.as_slice()));
+    let written = npy::write_all(parts, &mut archive);
+    written.map_err(|e| Failure::new(format!("cannot write the result for NumPy: {e}")))?;
+    Ok(archive.into_inner())
 }
 
 impl Destination {
@@ -80,11 +109,33 @@ impl Destination {
         &self.path
     }
 
-    /// Writes a raw result: beside the file first, so that the file is always whole.
+    /// Writes a raw result.
     pub fn write(&self, output: Output, tensors: &Tensors) -> Result<(), Failure> {
+        let about = HashMap::from([("output".to_owned(), output.to_string())]);
+        self.put(about, &named(tensors), || as_json(output, tensors))
+    }
+
+    /// Writes tensors by their names; as JSON, what `document` gives.
+    pub fn write_named(
+        &self,
+        tensors: &[NamedTensor],
+        document: impl FnOnce() -> Result<String, Failure>,
+    ) -> Result<(), Failure> {
+        self.put(HashMap::new(), tensors, document)
+    }
+
+    /// Writes beside the file first, so that the file is always whole.
+    fn put(
+        &self,
+        mut about: HashMap<String, String>,
+        tensors: &[NamedTensor],
+        document: impl FnOnce() -> Result<String, Failure>,
+    ) -> Result<(), Failure> {
+        about.insert("producer".to_owned(), format!("galaxy {}", galaxy_proto::VERSION));
         let bytes = match self.format {
-            Format::Json => as_json(output, tensors)?.into_bytes(),
-            Format::Safetensors => as_safetensors(output, tensors)?,
+            Format::Json => document()?.into_bytes(),
+            Format::Safetensors => as_safetensors(tensors, about)?,
+            Format::Npz => as_npz(tensors)?,
         };
         let mut beside = self.path.clone().into_os_string();
         beside.push(".part");
@@ -120,6 +171,7 @@ mod tests {
     fn the_file_extension_selects_the_format() {
         assert_eq!("a.json".parse::<Destination>().unwrap().format, Format::Json);
         assert_eq!("b/a.safetensors".parse::<Destination>().unwrap().format, Format::Safetensors);
+        assert_eq!("a.npz".parse::<Destination>().unwrap().format, Format::Npz);
         assert!("a.npy".parse::<Destination>().unwrap_err().contains(".safetensors"));
     }
 

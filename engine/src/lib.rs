@@ -12,6 +12,7 @@ pub mod link;
 pub mod local;
 pub mod measure;
 pub mod merge;
+pub mod network;
 pub mod pace;
 pub mod sampler;
 mod staging;

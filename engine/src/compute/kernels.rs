@@ -21,6 +21,7 @@ pub(crate) mod eighths;
 pub mod instructions;
 pub(crate) mod lines;
 pub(crate) mod micro;
+pub(crate) mod network;
 pub(crate) mod packed;
 pub(crate) mod rotary;
 pub(crate) mod rows;

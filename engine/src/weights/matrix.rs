@@ -279,6 +279,28 @@ impl ShardMatrix {
         Self::new(layout, WeightFormat::F32, lines)
     }
 
+    /// A matrix of f32, of which `value` gives each value by its input and output.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub(crate) fn of(
+        inputs: usize,
+        outputs: usize,
+        value: impl Fn(usize, usize) -> f32,
+    ) -> Result<Self, NoMemory> {
+        let layout = Layout { inputs, outputs, gated: false, first: 0 };
+        let mut lines = Lines::zeroed(layout.bytes(WeightFormat::F32))?;
+        let packed: &mut [f32] = bytemuck::cast_slice_mut(lines.values_mut());
+        for strip in layout.strips(0..outputs) {
+            for input in 0..inputs {
+                let start = strip.panel + input * PANEL + strip.at;
+                let places = packed[start..start + strip.width].iter_mut().enumerate();
+                places.for_each(|(at, place)| *place = value(input, strip.column + at));
+            }
+        }
+        Ok(Self::new(layout, WeightFormat::F32, lines))
+    }
+
     /// Packs `wide`, row-major `[inputs, outputs]`, narrowed to `format`.
     ///
     /// # Panics

@@ -1,16 +1,12 @@
 //! Activation functions, at every lane of a vector.
 // Hot path: no locks, no logging, no allocation.
 
-#[cfg(test)]
-use super::instructions::run;
-use super::vector::exp2;
+use super::{instructions::run, vector::exp2};
 use galaxy_model::{LAPLACE_DEVIATION, LAPLACE_MEAN};
 use rten_simd::{
-    Isa, SimdUnaryOp,
+    Isa, Simd, SimdOp, SimdUnaryOp,
     ops::{BitOps, FloatOps, NumOps},
 };
-#[cfg(test)]
-use rten_simd::{Simd, SimdOp};
 use rten_vecmath::Tanh;
 
 /// The function that an element goes through after a product.
@@ -60,7 +56,6 @@ impl ActivationFn {
     }
 
     /// The function at each value of `row`, in place.
-    #[cfg(test)]
     pub(crate) fn apply(self, row: &mut [f32]) {
         // One loop for each function: none asks again for every vector which it is.
         match self {
@@ -91,11 +86,9 @@ pub(crate) fn cap<I: Isa>(isa: I, x: I::F32, most: f32) -> I::F32 {
     ops.mul(Tanh {}.eval(isa, ops.mul(x, ops.splat(1.0 / most))), ops.splat(most))
 }
 
-/// The cap as a function object, for tests.
-#[cfg(test)]
+/// The cap as a function object.
 struct Cap(f32);
 
-#[cfg(test)]
 impl SimdUnaryOp<f32> for Cap {
     #[inline(always)]
     fn eval<I: Isa>(&self, isa: I, x: I::F32) -> I::F32 {
@@ -297,10 +290,8 @@ impl SimdUnaryOp<f32> for Linear {
 }
 
 /// A function of one value, for every value of a row.
-#[cfg(test)]
-struct Map<'a, F>(F, &'a mut [f32]);
+pub(crate) struct Map<'a, F>(pub(crate) F, pub(crate) &'a mut [f32]);
 
-#[cfg(test)]
 impl<F: SimdUnaryOp<f32>> SimdOp for Map<'_, F> {
     type Output = ();
     #[inline(always)]

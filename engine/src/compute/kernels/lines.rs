@@ -29,6 +29,12 @@ pub(crate) struct Lines<T> {
     values: PhantomData<T>,
 }
 
+/// A line of memory where lines begin.
+#[repr(align(64))]
+struct Aligned(#[expect(dead_code, reason = "only its place counts")] [u8; LINE]);
+
+const _: () = assert!(align_of::<Aligned>() == LINE);
+
 /// Where the memory of values comes from.
 enum Memory {
     /// Nowhere: there are none.
@@ -44,7 +50,7 @@ impl Memory {
     /// Takes memory of zeros, and gives where it begins.
     fn zeroed(size: usize) -> Result<(NonNull<u8>, Self), NoMemory> {
         if size == 0 {
-            return Ok((NonNull::<[u8; LINE]>::dangling().cast(), Self::None));
+            return Ok((NonNull::<Aligned>::dangling().cast(), Self::None));
         }
         #[cfg(all(target_os = "linux", not(miri)))]
         if size >= MAPPED {

@@ -1,0 +1,45 @@
+//! Kernels of networks of operators, over tensors of any number of axes. Axes that are worked on alike are one: a kernel
+//! sees `[outer, axis, inner]`, or images of pixels whose channels lie side by side.
+// Hot path: no locks, no logging.
+
+pub(crate) mod arrange;
+pub(crate) mod conv;
+pub(crate) mod elements;
+pub(crate) mod pool;
+pub(crate) mod reduce;
+
+use super::{
+    area::{AreaMut, Extent},
+    dense,
+    threads::Threads,
+};
+
+/// What kernels of a network share.
+pub(crate) struct Context {
+    /// The kernel threads.
+    pub(crate) threads: Threads,
+    /// Memory that products reuse.
+    pub(crate) scratch: dense::Scratch,
+}
+
+/// Cuts `out` into rows of `width` values, and runs `work` on parts of them on all threads, each with the number of its
+/// first row. `values` says how much work a row is, in values touched.
+pub(crate) fn each_rows(
+    threads: &Threads,
+    out: &mut [f32],
+    width: usize,
+    values: usize,
+    work: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    if width == 0 || out.is_empty() {
+        return;
+    }
+    let rows = out.len() / width;
+    let extent = Extent { start: 0, rows, columns: width, stride: width };
+    let Some(area) = AreaMut::new(out, extent) else { return };
+    threads.each(area, 1, rows * values, |first, mut part| {
+        if let Some(part) = part.contiguous() {
+            work(first, part);
+        }
+    });
+}

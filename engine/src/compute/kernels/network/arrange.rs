@@ -1,0 +1,212 @@
+//! Moving values: every entry of a result is one of what is read, or a constant.
+
+use super::{super::threads::Threads, each_rows};
+
+/// Which entries of an axis of what is read those of a result are.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Entries {
+    /// Entries that follow one another.
+    Run {
+        /// The first one.
+        first: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// Any entries; none where there is none.
+    Any(Vec<Option<u32>>),
+}
+
+impl Entries {
+    /// These entries, as a run where they are one.
+    pub(crate) fn of(entries: Vec<Option<u32>>) -> Self {
+        let follow = |pair: &[Option<u32>]| matches!(pair, [Some(a), Some(b)] if a.checked_add(1) == Some(*b));
+        match entries.first() {
+            Some(Some(first)) if entries.windows(2).all(follow) => {
+                Self::Run { first: *first as usize, count: entries.len() }
+            }
+            _ => Self::Any(entries),
+        }
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Run { count, .. } => *count,
+            Self::Any(entries) => entries.len(),
+        }
+    }
+
+    /// The entry that one of the result is.
+    fn at(&self, number: usize) -> Option<usize> {
+        match self {
+            Self::Run { first, .. } => Some(first + number),
+            Self::Any(entries) => entries[number].map(|entry| entry as usize),
+        }
+    }
+}
+
+/// Which entry of what is read each entry of a result is, along each axis.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct EntryMap {
+    /// For each axis of the result, how far apart entries of what is read are, and which they are.
+    axes: Vec<(usize, Entries)>,
+}
+
+impl EntryMap {
+    /// The map of these axes.
+    pub(crate) fn new(mut axes: Vec<(usize, Entries)>) -> Self {
+        if axes.is_empty() {
+            axes.push((1, Entries::Run { first: 0, count: 1 }));
+        }
+        // Runs of an axis that is read as a whole are one run of the axis before it.
+        while let [
+            ..,
+            (stride, Entries::Run { first, count }),
+            (1, Entries::Run { first: 0, count: side }),
+        ] = axes.as_slice()
+            && stride == side
+        {
+            let run = Entries::Run { first: first * side, count: count * side };
+            axes.truncate(axes.len() - 2);
+            axes.push((1, run));
+        }
+        Self { axes }
+    }
+
+    /// The map of a part of each axis: the first entry, the step to the next, and how many there are.
+    pub(crate) fn of_parts(dims: &[usize], parts: &[(usize, i64, usize)]) -> Self {
+        let entries = |&(first, step, count): &(usize, i64, usize)| match step {
+            1 => Entries::Run { first, count },
+            _ => Entries::Any(
+                (0..count as i64).map(|at| u32::try_from(first as i64 + at * step).ok()).collect(),
+            ),
+        };
+        Self::new(strides(dims).into_iter().zip(parts.iter().map(entries)).collect())
+    }
+}
+
+/// How far apart neighbours along each axis are.
+pub(crate) fn strides(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for axis in (1..dims.len()).rev() {
+        strides[axis - 1] = strides[axis] * dims[axis];
+    }
+    strides
+}
+
+/// `out` by a map of `from`; `outside` stands where there is no entry.
+pub(crate) fn mapped(
+    threads: &Threads,
+    map: &EntryMap,
+    from: &[f32],
+    outside: f32,
+    out: &mut [f32],
+) {
+    let Some(((stride, last), outer)) = map.axes.split_last() else { return };
+    let width = last.count();
+    each_rows(threads, out, width, width, |first, rows| {
+        for (row, out) in rows.chunks_mut(width).enumerate() {
+            let mut number = first + row;
+            let mut start = Some(0);
+            for (stride, entries) in outer.iter().rev() {
+                let entry = entries.at(number % entries.count());
+                number /= entries.count();
+                start = start.zip(entry).map(|(start, entry)| start + entry * stride);
+            }
+            match (start, last) {
+                (None, _) => out.fill(outside),
+                (Some(start), Entries::Run { first, .. }) if *stride == 1 => {
+                    out.copy_from_slice(&from[start + first..][..width]);
+                }
+                (Some(start), last) => {
+                    for (at, o) in out.iter_mut().enumerate() {
+                        *o = last.at(at).map_or(outside, |entry| from[start + entry * stride]);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Axes in another order: axis i of the result is axis `order[i]` of `from`, which is of shape `dims`.
+pub(crate) fn transpose(
+    threads: &Threads,
+    dims: &[usize],
+    order: &[usize],
+    from: &[f32],
+    out: &mut [f32],
+) {
+    let strides = strides(dims);
+    // Axes that stay neighbours are one.
+    let mut axes: Vec<(usize, usize)> = Vec::new();
+    for &axis in order.iter().filter(|axis| dims[**axis] != 1) {
+        match axes.last_mut() {
+            Some((side, stride)) if *stride == strides[axis] * dims[axis] => {
+                (*side, *stride) = (*side * dims[axis], strides[axis]);
+            }
+            _ => axes.push((dims[axis], strides[axis])),
+        }
+    }
+    let (width, stride) = axes.pop().unwrap_or((1, 1));
+    each_rows(threads, out, width, 4 * width, |first, rows| {
+        for (row, out) in rows.chunks_mut(width).enumerate() {
+            let (mut number, mut start) = (first + row, 0);
+            for (side, stride) in axes.iter().rev() {
+                start += number % side * stride;
+                number /= side;
+            }
+            match stride {
+                1 => out.copy_from_slice(&from[start..start + width]),
+                _ => out
+                    .iter_mut()
+                    .zip(from[start..].iter().step_by(stride))
+                    .for_each(|(o, x)| *o = *x),
+            }
+        }
+    });
+}
+
+/// Puts rows of `width` values of `from` at column `at` of rows of `out`, which are `apart` values apart.
+pub(crate) fn place(
+    threads: &Threads,
+    from: &[f32],
+    width: usize,
+    at: usize,
+    apart: usize,
+    out: &mut [f32],
+) {
+    if width == 0 {
+        return;
+    }
+    each_rows(threads, out, apart, width, |first, rows| {
+        for (row, out) in rows.chunks_mut(apart).enumerate() {
+            out[at..at + width].copy_from_slice(&from[(first + row) * width..][..width]);
+        }
+    });
+}
+
+/// Entries of the middle axis of `from`, `[outer, side, inner]`, by their numbers: `out` is `[outer, indices, inner]`.
+///
+/// # Errors
+/// The first number that is no entry.
+pub(crate) fn gather(
+    threads: &Threads,
+    [outer, side, inner]: [usize; 3],
+    from: &[f32],
+    indices: &[f32],
+    out: &mut [f32],
+) -> Result<(), f32> {
+    let entry = |index: f32| {
+        let own = if index < 0.0 { index + side as f32 } else { index };
+        (own >= 0.0 && own < side as f32).then_some(own as usize).ok_or(index)
+    };
+    let entries = indices.iter().map(|index| entry(*index)).collect::<Result<Vec<_>, _>>()?;
+    debug_assert_eq!(out.len(), outer * entries.len() * inner);
+    each_rows(threads, out, inner, inner, |first, rows| {
+        for (row, out) in rows.chunks_mut(inner).enumerate() {
+            let (block, entry) =
+                ((first + row) / entries.len(), entries[(first + row) % entries.len()]);
+            out.copy_from_slice(&from[(block * side + entry) * inner..][..inner]);
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,466 @@
+//! From the nodes of a network to steps: the layout of each value, packed weights, and the kernel of each operator.
+
+use super::{
+    NetworkError,
+    fuse::Readers,
+    single::{self, mapped},
+    steps::{Operand, Run, Step, simple},
+    values::{Layout, around, constant},
+};
+use crate::compute::kernels::network::{
+    Context,
+    arrange::{self, EntryMap},
+    elements::{self, Broadcast},
+    reduce,
+};
+use galaxy_model::onnx::{Binary, Network, NetworkNode, OnnxFile, Operator, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// What becomes of the nodes of a network.
+pub(super) struct Compiler<'a> {
+    pub(super) file: &'a OnnxFile,
+    pub(super) network: &'a Network,
+    context: &'a Context,
+    pub(super) readers: Readers,
+    /// Nodes that are computed with others.
+    pub(super) done: HashSet<usize>,
+    steps: Vec<Step>,
+    constants: Vec<Vec<f32>>,
+    /// The number of values of each buffer.
+    buffers: Vec<usize>,
+    /// Where each value lies, in each layout that it is needed in.
+    placed: HashMap<(ValueId, Layout), Operand>,
+    /// Bytes of packed weights.
+    pub(super) packed: u64,
+}
+
+impl<'a> Compiler<'a> {
+    pub(super) fn new(file: &'a OnnxFile, network: &'a Network, context: &'a Context) -> Self {
+        Self {
+            file,
+            network,
+            context,
+            readers: Readers::new(network),
+            done: HashSet::new(),
+            steps: Vec::new(),
+            constants: Vec::new(),
+            buffers: Vec::new(),
+            placed: HashMap::new(),
+            packed: 0,
+        }
+    }
+
+    /// The steps, the constants, the lengths of buffers, and the bytes of packed weights.
+    pub(super) fn finish(self) -> (Vec<Step>, Vec<Vec<f32>>, Vec<usize>, u64) {
+        (self.steps, self.constants, self.buffers, self.packed)
+    }
+
+    /// Makes steps of all nodes.
+    pub(super) fn compile(&mut self) -> Result<(), NetworkError> {
+        let network = self.network;
+        for &id in &network.inputs {
+            let values = Layout::Rows.dims(&network.value(id).dims).iter().product();
+            let buffer = self.buffer(values);
+            self.placed.insert((id, Layout::Rows), buffer);
+        }
+        for (at, node) in network.nodes.iter().enumerate() {
+            if !self.done.contains(&at) {
+                self.node(node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many axes a value has.
+    fn axes(&self, id: ValueId) -> usize {
+        self.network.value(id).dims.len()
+    }
+
+    pub(super) fn buffer(&mut self, values: usize) -> Operand {
+        self.buffers.push(values);
+        Operand::Buffer(self.buffers.len() - 1)
+    }
+
+    /// The values of a constant, in the order of the file.
+    pub(super) fn constant(&self, id: ValueId) -> Result<Vec<f32>, NetworkError> {
+        constant(self.file, self.network.value(id))
+    }
+
+    /// A value in the order of the file.
+    pub(super) fn rows(&mut self, id: ValueId) -> Result<Operand, NetworkError> {
+        self.operand(id, Layout::Rows)
+    }
+
+    /// A value in a layout, which it is brought into if it lies otherwise.
+    pub(super) fn operand(&mut self, id: ValueId, layout: Layout) -> Result<Operand, NetworkError> {
+        if let Some(operand) = self.placed.get(&(id, layout)) {
+            return Ok(*operand);
+        }
+        let value = self.network.value(id);
+        let other = if layout == Layout::Rows { Layout::Channels } else { Layout::Rows };
+        let known = self.placed.get(&(id, other)).copied();
+        let operand = match known {
+            Some(operand) if Layout::is_same(&value.dims) => operand,
+            None if value.is_constant() => {
+                let values = self.constant(id)?;
+                let values = match Layout::is_same(&value.dims) || layout == Layout::Rows {
+                    true => values,
+                    false => {
+                        let dims = Layout::Rows.dims(&value.dims);
+                        let mut moved = vec![0.0; values.len()];
+                        let order = layout.order(dims.len());
+                        arrange::transpose(
+                            &self.context.threads,
+                            &dims,
+                            &order,
+                            &values,
+                            &mut moved,
+                        );
+                        moved
+                    }
+                };
+                self.constants.push(values);
+                Operand::Constant(self.constants.len() - 1)
+            }
+            Some(operand) => self.moved(id, operand, other, layout),
+            None => {
+                let why = format!("the value {:?} is read before it is computed", value.name);
+                return Err(NetworkError::Operator { node: String::from("a node"), why });
+            }
+        };
+        self.placed.insert((id, layout), operand);
+        Ok(operand)
+    }
+
+    /// A step that brings a value from one layout into another.
+    fn moved(&mut self, id: ValueId, from: Operand, have: Layout, want: Layout) -> Operand {
+        let value = self.network.value(id);
+        let axes = value.dims.len();
+        let dims = have.dims(&value.dims);
+        let order: Vec<usize> =
+            want.order(axes).iter().map(|axis| have.axis(*axis, axes)).collect();
+        let made = self.buffer(dims.iter().product());
+        let run: Run = Box::new(move |call| {
+            let context = call.context;
+            let (from, out) = call.one();
+            arrange::transpose(&context.threads, &dims, &order, from, out);
+            Ok(())
+        });
+        self.push(format!("layout of {:?}", value.name), vec![from], made, false, run);
+        made
+    }
+
+    /// Notes where a value lies.
+    pub(super) fn put(&mut self, id: ValueId, layout: Layout, operand: Operand) {
+        self.placed.insert((id, layout), operand);
+    }
+
+    /// The layout in which a value is computed; that of the file for what is given or constant.
+    fn layout(&self, id: ValueId) -> Layout {
+        match self.placed.contains_key(&(id, Layout::Rows)) || self.network.value(id).is_constant()
+        {
+            true => Layout::Rows,
+            false => Layout::Channels,
+        }
+    }
+
+    pub(super) fn push(
+        &mut self,
+        shown: String,
+        reads: Vec<Operand>,
+        made: Operand,
+        in_place: bool,
+        run: Run,
+    ) {
+        let makes = match made {
+            Operand::Buffer(at) => vec![at],
+            Operand::Constant(_) => vec![],
+        };
+        self.steps.push(Step { shown, reads, makes, in_place, run });
+    }
+
+    /// A step that computes the first value of a node in a layout.
+    pub(super) fn step(
+        &mut self,
+        node: &NetworkNode,
+        reads: Vec<Operand>,
+        layout: Layout,
+        in_place: bool,
+        run: Run,
+    ) {
+        let id = node.makes[0];
+        let values = self.network.value(id).dims.iter().product::<u64>() as usize;
+        let made = self.buffer(values);
+        self.push(node.shown.clone(), reads, made, in_place, run);
+        self.put(id, layout, made);
+    }
+
+    fn node(&mut self, node: &NetworkNode) -> Result<(), NetworkError> {
+        let first = node.reads.first().copied();
+        let Some(first) = first else {
+            let why = "it reads nothing".to_owned();
+            return Err(NetworkError::Operator { node: node.shown.clone(), why });
+        };
+        match &node.operator {
+            Operator::Conv(conv) => return self.conv(node, conv),
+            Operator::ConvTranspose(conv) => return self.conv_transposed(node, conv),
+            Operator::Pool(pool) => return self.pool(node, pool),
+            Operator::MatMul => return self.matmul(node),
+            Operator::Gemm(gemm) => return self.gemm(node, *gemm),
+            Operator::BatchNorm { epsilon } => return self.batch_norm(node, *epsilon),
+            Operator::View | Operator::Cast => return self.view(node),
+            Operator::Binary(function) => return self.binary(node, *function),
+            Operator::Concat { axis } => return self.concat(node, *axis),
+            Operator::Split { axis, parts } => return self.split(node, *axis, parts),
+            Operator::Gather { axis } => return self.gather(node, *axis),
+            Operator::Transpose { order } => return self.transpose(node, order),
+            _ => {}
+        }
+        let layout = match &node.operator {
+            Operator::LocalResponseNorm { .. } => Layout::Channels,
+            // Axes before and behind have to stay together.
+            Operator::Softmax(softmax) if softmax.end != softmax.first + 1 => Layout::Rows,
+            Operator::Expand => Layout::Rows,
+            // Without some axes, others are channels.
+            Operator::Reduce(_) if self.axes(node.makes[0]) != self.axes(first) => Layout::Rows,
+            _ => self.layout(first),
+        };
+        let dims = layout.dims(&self.network.value(first).dims);
+        let made = layout.dims(&self.network.value(node.makes[0]).dims);
+        let Some(run) = single::run(&node.operator, layout, &dims, &made) else {
+            let why = "it is not computed here".to_owned();
+            return Err(NetworkError::Operator { node: node.shown.clone(), why });
+        };
+        let read = self.operand(first, layout)?;
+        let in_place = matches!(node.operator, Operator::Unary(_));
+        self.step(node, vec![read], layout, in_place, run);
+        Ok(())
+    }
+
+    /// The entries of an axis that a second value names.
+    fn gather(&mut self, node: &NetworkNode, axis: usize) -> Result<(), NetworkError> {
+        let dims = Layout::Rows.dims(&self.network.value(node.reads[0]).dims);
+        let sides = around(&dims, axis, axis + 1);
+        let reads = vec![self.rows(node.reads[0])?, self.rows(node.reads[1])?];
+        let run: Run = Box::new(move |call| {
+            let (from, indices) = (call.read(0), call.read(1));
+            let context = call.context;
+            let gathered = arrange::gather(&context.threads, sides, from, indices, call.makes[0]);
+            gathered.map_err(|index| {
+                format!("index {index} is none of axis {axis}, which has {} entries", sides[1])
+            })
+        });
+        self.step(node, reads, Layout::Rows, false, run);
+        Ok(())
+    }
+
+    /// The same values in another shape: nothing is done where they lie as the file has them.
+    fn view(&mut self, node: &NetworkNode) -> Result<(), NetworkError> {
+        let operand = self.rows(node.reads[0])?;
+        let is_whole = |id: ValueId| !self.network.value(id).element.is_float();
+        if is_whole(node.makes[0]) && !is_whole(node.reads[0]) {
+            let run: Run = Box::new(move |call| {
+                let (from, out) = call.one();
+                out.iter_mut().zip(from).for_each(|(o, x)| *o = x.trunc());
+                Ok(())
+            });
+            self.step(node, vec![operand], Layout::Rows, false, run);
+            return Ok(());
+        }
+        self.put(node.makes[0], Layout::Rows, operand);
+        Ok(())
+    }
+
+    /// Axes in another order. It may be that only the names of axes change.
+    fn transpose(&mut self, node: &NetworkNode, order: &[usize]) -> Result<(), NetworkError> {
+        let (id, axes) = (node.reads[0], order.len());
+        let have = self.layout(id);
+        let read = self.operand(id, have)?;
+        let dims = have.dims(&self.network.value(id).dims);
+        // Which axis in memory each axis of the result is.
+        let in_layout = |layout: Layout| -> Vec<usize> {
+            layout.order(axes).iter().map(|axis| have.axis(order[*axis], axes)).collect()
+        };
+        for layout in [Layout::Rows, Layout::Channels] {
+            let long: Vec<usize> =
+                in_layout(layout).into_iter().filter(|axis| dims[*axis] != 1).collect();
+            if long.is_sorted() {
+                self.put(node.makes[0], layout, read);
+                return Ok(());
+            }
+        }
+        let moved = in_layout(Layout::Rows);
+        let run = simple(move |context, from, out| {
+            arrange::transpose(&context.threads, &dims, &moved, from, out);
+        });
+        self.step(node, vec![read], Layout::Rows, false, run);
+        Ok(())
+    }
+
+    /// A function of two or more values, one after another.
+    fn binary(&mut self, node: &NetworkNode, function: Binary) -> Result<(), NetworkError> {
+        let made = &self.network.value(node.makes[0]).dims;
+        // The layout of the first operand that is as large as the result, and computed.
+        let full = |id: &&ValueId| {
+            let value = self.network.value(**id);
+            value.dims == *made && !value.is_constant()
+        };
+        let layout = node.reads.iter().find(full).map_or(Layout::Rows, |id| self.layout(*id));
+        let dims = layout.dims(made);
+        let mut operands = Vec::new();
+        for &id in &node.reads {
+            operands.push(self.repeated(id, made.len(), layout)?);
+        }
+        let mut left = operands.remove(0);
+        let last = operands.len();
+        if operands.is_empty() {
+            let run = simple(|_, from, out| out.copy_from_slice(from));
+            self.step(node, vec![left.0], layout, false, run);
+            return Ok(());
+        }
+        for (at, right) in operands.into_iter().enumerate() {
+            // Between, the shape is that of those that there are so far.
+            let between: Vec<usize> = match at + 1 == last {
+                true => dims.clone(),
+                false => left.1.iter().zip(&right.1).map(|(a, b)| (*a).max(*b)).collect(),
+            };
+            let broadcast = Broadcast::new(&between, &left.1, &right.1);
+            let in_place = left.1 == between;
+            let run: Run = Box::new(move |call| {
+                let (a, b) = (call.reads[0], call.read(1));
+                elements::binary(
+                    &call.context.threads,
+                    function,
+                    &broadcast,
+                    (a, b),
+                    call.makes[0],
+                );
+                Ok(())
+            });
+            let buffer = self.buffer(between.iter().product());
+            self.push(node.shown.clone(), vec![left.0, right.0], buffer, in_place, run);
+            left = (buffer, between);
+        }
+        self.put(node.makes[0], layout, left.0);
+        Ok(())
+    }
+
+    /// A value whose axes may be repeated, with as many axes as others have: where it lies, and its shape in memory.
+    fn repeated(
+        &mut self,
+        id: ValueId,
+        axes: usize,
+        layout: Layout,
+    ) -> Result<(Operand, Vec<usize>), NetworkError> {
+        let dims = &self.network.value(id).dims;
+        let mut all = vec![1; axes - dims.len()];
+        all.extend(dims);
+        let shape = layout.dims(&all);
+        if dims.len() == axes {
+            return Ok((self.operand(id, layout)?, shape));
+        }
+        let from = self.rows(id)?;
+        let rows = Layout::Rows.dims(&all);
+        let order = layout.order(axes);
+        let long: Vec<usize> = order.iter().copied().filter(|axis| rows[*axis] != 1).collect();
+        if long.is_sorted() {
+            return Ok((from, shape));
+        }
+        let made = self.buffer(rows.iter().product());
+        let run = simple(move |context, from, out| {
+            arrange::transpose(&context.threads, &rows, &order, from, out);
+        });
+        self.push(
+            format!("layout of {:?}", self.network.value(id).name),
+            vec![from],
+            made,
+            false,
+            run,
+        );
+        Ok((made, shape))
+    }
+
+    fn concat(&mut self, node: &NetworkNode, axis: usize) -> Result<(), NetworkError> {
+        let is_computed = |id: &&ValueId| !self.network.value(**id).is_constant();
+        let layout =
+            node.reads.iter().find(is_computed).map_or(Layout::Rows, |id| self.layout(*id));
+        let made = layout.dims(&self.network.value(node.makes[0]).dims);
+        let axis = layout.axis(axis, made.len());
+        let (mut reads, mut widths) = (Vec::new(), Vec::new());
+        for &id in &node.reads {
+            reads.push(self.operand(id, layout)?);
+            let dims = layout.dims(&self.network.value(id).dims);
+            widths.push(dims[axis..].iter().product::<usize>());
+        }
+        let apart = made[axis..].iter().product::<usize>();
+        let run: Run = Box::new(move |call| {
+            let mut at = 0;
+            for (number, width) in widths.iter().enumerate() {
+                let from = call.read(number);
+                arrange::place(&call.context.threads, from, *width, at, apart, call.makes[0]);
+                at += width;
+            }
+            Ok(())
+        });
+        self.step(node, reads, layout, false, run);
+        Ok(())
+    }
+
+    fn split(
+        &mut self,
+        node: &NetworkNode,
+        axis: usize,
+        parts: &[u64],
+    ) -> Result<(), NetworkError> {
+        let layout = self.layout(node.reads[0]);
+        let dims = layout.dims(&self.network.value(node.reads[0]).dims);
+        let read = self.operand(node.reads[0], layout)?;
+        let axis = layout.axis(axis, dims.len());
+        let mut first = 0;
+        for (&id, part) in node.makes.iter().zip(parts) {
+            let mut taken: Vec<(usize, i64, usize)> =
+                dims.iter().map(|side| (0, 1, *side)).collect();
+            taken[axis] = (first, 1, *part as usize);
+            first += *part as usize;
+            let run = mapped(EntryMap::of_parts(&dims, &taken), 0.0);
+            let values = taken.iter().map(|(.., count)| count).product();
+            let made = self.buffer(values);
+            self.push(node.shown.clone(), vec![read], made, false, run);
+            self.put(id, layout, made);
+        }
+        Ok(())
+    }
+
+    fn batch_norm(&mut self, node: &NetworkNode, epsilon: f32) -> Result<(), NetworkError> {
+        let read = self.operand(node.reads[0], Layout::Channels)?;
+        let mut reads = vec![read];
+        for id in &node.reads[1..] {
+            reads.push(self.rows(*id)?);
+        }
+        let run: Run = Box::new(move |call| {
+            let of = |at| call.read(at);
+            let (scale, shift) = folded(of(1), of(2), of(3), of(4), epsilon);
+            let context = call.context;
+            let (from, out) = call.one();
+            reduce::scale_channels(&context.threads, from, &scale, &shift, out);
+            Ok(())
+        });
+        self.step(node, reads, Layout::Channels, false, run);
+        Ok(())
+    }
+}
+
+/// A normalisation as a factor and what is added, of each channel.
+pub(super) fn folded(
+    scale: &[f32],
+    shift: &[f32],
+    mean: &[f32],
+    variance: &[f32],
+    epsilon: f32,
+) -> (Vec<f32>, Vec<f32>) {
+    let by = |(scale, variance): (&f32, &f32)| scale / (variance + epsilon).sqrt();
+    let by: Vec<f32> = scale.iter().zip(variance).map(by).collect();
+    let add = |((shift, mean), by): ((&f32, &f32), &f32)| shift - mean * by;
+    let add = shift.iter().zip(mean).zip(&by).map(add).collect();
+    (by, add)
+}

@@ -21,6 +21,7 @@ fn commands(file: &str) -> Vec<&'static str> {
         "choice" | "decoder" => ["generate", "chat"].into(),
         "ids" => ["generate", "run"].into(),
         "images" => ["classify", "run"].into(),
+        "networks" => ["run"].into(),
         "trace" => ["trace"].into(),
         "bench" | "decode" => ["bench"].into(),
         _ => Vec::new(),

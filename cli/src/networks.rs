@@ -150,7 +150,13 @@ fn given(file: &OnnxFile, inputs: &[InputFile]) -> Result<Given, Failure> {
             of.fixed.values.insert(name, array);
         }
     }
-    Ok(of)
+    let is_given = |name: &str| of.tensors.contains_key(name) || of.fixed.values.contains_key(name);
+    match names.iter().find(|name| !is_given(name)) {
+        Some(name) => Err(Failure::usage(format!(
+            "the input {name:?} is missing: give --input {name}=@FILE.npy"
+        ))),
+        None => Ok(of),
+    }
 }
 
 /// Runs `galaxy run` with an ONNX file, in this process.
@@ -189,14 +195,8 @@ fn here(path: &Path, inputs: &[InputFile], threads: Option<u16>) -> Result<Docum
     let mut engine =
         NetworkEngine::load(&file, &network, threads.unwrap_or_else(cores)).map_err(wrong)?;
     let mut tensors = given.tensors;
-    let wanted: Vec<String> = engine.inputs().map(|(name, _)| name.to_owned()).collect();
-    let take = |name: String| {
-        let missing = || {
-            Failure::usage(format!("the input {name:?} is missing: give --input {name}=@FILE.npy"))
-        };
-        tensors.remove(&name).ok_or_else(missing)
-    };
-    let ordered = wanted.into_iter().map(take).collect::<Result<Vec<_>, _>>()?;
+    let ordered: Vec<NetworkTensor> =
+        engine.inputs().filter_map(|(name, _)| tensors.remove(name)).collect();
     let loaded = Instant::now();
     let results = engine.run(&ordered).map_err(wrong)?;
     let ended = Instant::now();

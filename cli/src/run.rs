@@ -168,6 +168,11 @@ impl Local {
 pub async fn run(args: RunArgs) -> Result<(), Failure> {
     if let Some(path) = args.model.as_ref().filter(|path| networks::is_onnx(path)) {
         args.local.for_networks()?;
+        if !(args.ids.is_empty() && args.image.is_empty() && args.pixels.is_empty())
+            || args.all_rows
+        {
+            return Err(Failure::usage("an ONNX file takes --input, and gives all of its results"));
+        }
         let (path, threads, destination) = (path.clone(), args.local.threads, args.o.as_ref());
         return networks::run(path, args.input, threads, destination, args.json).await;
     }

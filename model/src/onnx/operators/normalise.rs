@@ -5,6 +5,9 @@ use crate::onnx::{
     operator::{Operator, Softmax},
 };
 
+/// The most neighbouring channels that a value is normalised by.
+const MOST: u64 = 1 << 16;
+
 /// Reads a batch normalisation, as it is when a network runs.
 pub(super) fn batch_norm(node: &KnownNode<'_>) -> Result<Made, String> {
     let input = node.input(0)?;
@@ -38,8 +41,8 @@ pub(super) fn batch_norm(node: &KnownNode<'_>) -> Result<Made, String> {
 /// Reads a normalisation by neighbouring channels.
 pub(super) fn local_response(node: &KnownNode<'_>) -> Result<Made, String> {
     let size = node.whole("size", 0)?;
-    let Some(size) = u64::try_from(size).ok().filter(|n| *n > 0) else {
-        return Err(format!("its attribute size is {size}"));
+    let Some(size) = u64::try_from(size).ok().filter(|n| (1..=MOST).contains(n)) else {
+        return Err(format!("its attribute size is {size}: 1 to {MOST} are done"));
     };
     let operator = Operator::LocalResponseNorm {
         size,

@@ -19,19 +19,14 @@ use compile::Compiler;
 use galaxy_common::Bytes;
 use galaxy_graph::{
     least_memory::{LeastMemory, MemoryError, MemoryGraph, MemoryOperator},
-    offsets::{self, PlaceError},
+    offsets::{Arrangement, arrange},
 };
 use galaxy_model::{
     ModelError,
     onnx::{Network, OnnxFile, ValueId},
 };
-use std::ops::Range;
+use std::{collections::HashSet, ops::Range};
 use steps::{Operand, Step};
-
-/// States that the search for the order of least memory looks at, at most: under a second, and some ten megabytes.
-const SEARCH: usize = 50_000;
-/// Values between the places of two values in the arena are a multiple of this: a line of cache.
-const LINE: u64 = 64;
 
 /// Why a network cannot be loaded or run.
 #[derive(Debug, thiserror::Error)]
@@ -58,9 +53,6 @@ pub enum NetworkError {
     /// The operators have no order.
     #[error(transparent)]
     Order(#[from] MemoryError),
-    /// The values have no place in the arena.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
     /// The memory for values is not there.
     #[error("the device has no room for {wanted} of values")]
     Memory {
@@ -139,36 +131,36 @@ impl NetworkEngine {
     /// Orders the steps, and gives each buffer its place.
     fn place(
         steps: Vec<Step>,
-        constants: Vec<Vec<f32>>,
+        mut constants: Vec<Vec<f32>>,
         buffers: &[usize],
         packed: u64,
         (inputs, outputs): (Vec<Port>, Vec<Port>),
         context: Context,
     ) -> Result<Self, NetworkError> {
         let graph = memory_graph(&steps, buffers, (&inputs, &outputs));
-        let in_file: Vec<usize> = (0..steps.len()).collect();
-        let LeastMemory { order, peak, bound, .. } = graph.least(SEARCH)?;
-        let lifetimes = offsets::lifetimes(&graph, &order)?;
-        let placed = offsets::place(&lifetimes.lifetimes, LINE)?;
-        let places: Vec<Range<usize>> = lifetimes
-            .buffers
-            .iter()
-            .zip(buffers)
-            .map(|(item, len)| {
-                let start = item.map_or(0, |item| placed.offsets[item] as usize / 4);
-                start..start + item.map_or(0, |_| *len)
-            })
-            .collect();
-        let file_order = graph.peak(&in_file)?;
+        let Arrangement { least, file_order, offsets, size } = arrange(&graph)?;
+        let LeastMemory { order, peak, bound, .. } = least;
+        let place = |(offset, len): (&Option<u64>, &usize)| {
+            offset.map_or(0..0, |offset| offset as usize / 4..offset as usize / 4 + len)
+        };
+        let places = offsets.iter().zip(buffers).map(place).collect();
         let mut ordered: Vec<Option<Step>> = steps.into_iter().map(Some).collect();
-        let steps = order.iter().filter_map(|at| ordered[*at].take()).collect();
-        let size = placed.size as usize / 4;
-        let arena =
-            Lines::zeroed(size).map_err(|_| NetworkError::Memory { wanted: Bytes(placed.size) })?;
+        let steps: Vec<Step> = order.iter().filter_map(|at| ordered[*at].take()).collect();
+        let arena = Lines::zeroed(size as usize / 4)
+            .map_err(|_| NetworkError::Memory { wanted: Bytes(size) })?;
+        // What was packed, or worked out further, is not read again.
+        let ports = inputs.iter().chain(&outputs).map(|port| &port.operand);
+        let read: HashSet<&Operand> =
+            steps.iter().flat_map(|step| &step.reads).chain(ports).collect();
+        for (at, values) in constants.iter_mut().enumerate() {
+            if !read.contains(&Operand::Constant(at)) {
+                *values = Vec::new();
+            }
+        }
         let weights = packed + constants.iter().map(|values| 4 * values.len() as u64).sum::<u64>();
         let memory = NetworkMemory {
             weights: Bytes(weights),
-            arena: Bytes(placed.size),
+            arena: Bytes(size),
             peak: Bytes(peak),
             bound: Bytes(bound),
             file_order: Bytes(file_order),
@@ -201,23 +193,23 @@ impl NetworkEngine {
     /// # Errors
     /// When an input does not fit, or an operator cannot be computed with these values.
     pub fn run(&mut self, inputs: &[NetworkTensor]) -> Result<Vec<NetworkTensor>, NetworkError> {
-        self.run_with(inputs, &mut |_| {})
+        self.run_with(inputs, &mut || {})
     }
 
-    /// [`Self::run`] with a listener that gets the node of each step when it is over.
+    /// [`Self::run`] with a listener that is told when each step of [`Self::order`] is over.
     ///
     /// # Errors
     /// As [`Self::run`].
     pub fn run_with(
         &mut self,
         inputs: &[NetworkTensor],
-        over: &mut dyn FnMut(&str),
+        over: &mut dyn FnMut(),
     ) -> Result<Vec<NetworkTensor>, NetworkError> {
         self.put(inputs)?;
         for step in &self.steps {
             let arena = self.arena.values_mut();
             step.call(&self.context, arena, &self.places, &self.constants)?;
-            over(&step.shown);
+            over();
         }
         let result = |port: &Port| NetworkTensor {
             dims: port.dims.clone(),

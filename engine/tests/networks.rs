@@ -284,3 +284,30 @@ fn negative_indices_count_from_the_end() {
     let got = loaded(&model, 1).run(&[tensor(&[3, 2], 1)]).unwrap();
     assert_eq!(got[0].values, [&numbers(6, 1)[..2], &numbers(6, 1)[..2]].concat());
 }
+
+#[test]
+fn what_depends_on_stored_values_alone_is_computed_once_and_packed() {
+    // Too large to be worked out as the file is opened.
+    let stored = numbers(100 * 60, 4);
+    let turned: Vec<f32> = (0..6000).map(|at| stored[at % 100 * 60 + at / 100]).collect();
+    let model = |turn: bool| {
+        let product = NewNode::new("MatMul", &["x", "w"], "y");
+        let (nodes, name, values) = match turn {
+            true => (vec![NewNode::new("Transpose", &["v"], "w"), product], "v", &turned),
+            false => (vec![product], "w", &stored),
+        };
+        let dims = if turn { [60, 100] } else { [100, 60] };
+        NewModel {
+            opset: 17,
+            nodes,
+            tensors: vec![NewTensor::floats(name, &dims, values)],
+            inputs: vec![("x".into(), vec![Some(3), Some(100)])],
+            outputs: vec!["y".into()],
+        }
+    };
+    let (mut turned, mut plain) = (loaded(&model(true), 1), loaded(&model(false), 1));
+    assert_eq!(turned.order().count(), 1);
+    assert_eq!(turned.memory(), plain.memory());
+    let x = tensor(&[3, 100], 9);
+    assert_eq!(turned.run(std::slice::from_ref(&x)).unwrap(), plain.run(&[x]).unwrap());
+}

@@ -9,7 +9,7 @@ mod greedy;
 #[cfg(test)]
 mod tests;
 
-use crate::least_memory::{MemoryError, MemoryGraph};
+use crate::least_memory::{LeastMemory, MemoryError, MemoryGraph};
 use std::ops::RangeInclusive;
 
 /// Something that takes bytes in an arena for some steps.
@@ -213,4 +213,37 @@ pub fn lifetimes(graph: &MemoryGraph, order: &[usize]) -> Result<GraphLifetimes,
     }
     longer.into_iter().for_each(|(item, last): (usize, usize)| lifetimes[item].last = last);
     Ok(GraphLifetimes { lifetimes, buffers, workspaces })
+}
+
+/// States that the search for the order of least memory looks at, at most: under a second, and some ten megabytes.
+const SEARCH: usize = 50_000;
+/// Bytes that the place of a value is a multiple of: a line of cache.
+const LINE: u64 = 64;
+
+/// The operators of a graph in the order of least memory, and the places of its buffers in one arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrangement {
+    /// The order, its peak, and how far it is proved.
+    pub least: LeastMemory,
+    /// The peak of the order in which the graph lists its operators.
+    pub file_order: u64,
+    /// The offset of each buffer in bytes; none of one that is never there.
+    pub offsets: Vec<Option<u64>>,
+    /// Bytes of the arena.
+    pub size: u64,
+}
+
+/// Orders the operators of a graph, and places its buffers.
+///
+/// # Errors
+/// When the graph makes no sense.
+pub fn arrange(graph: &MemoryGraph) -> Result<Arrangement, MemoryError> {
+    let in_file: Vec<usize> = (0..graph.operators.len()).collect();
+    let least = graph.least(SEARCH)?;
+    let GraphLifetimes { lifetimes, buffers, .. } = lifetimes(graph, &least.order)?;
+    // A line is some bytes, and nothing goes before it comes: only the sum may be too large.
+    let placed = place(&lifetimes, LINE).map_err(|_| MemoryError::TooManyBytes)?;
+    let offset = |item: Option<usize>| item.map(|item| placed.offsets[item]);
+    let offsets = buffers.into_iter().map(offset).collect();
+    Ok(Arrangement { least, file_order: graph.peak(&in_file)?, offsets, size: placed.size })
 }

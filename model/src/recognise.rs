@@ -74,8 +74,14 @@ pub(crate) fn directory(path: &Path, wanted: &str) -> ModelError {
         };
     };
     if metadata.is_file() {
+        let is_onnx = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("onnx"));
         return match weights(path) {
             Err(error) => error,
+            Ok(()) if is_onnx => {
+                let remedy = "run it with `galaxy run --model FILE.onnx --input x=@in.npy`; \
+                              clusters, texts and chats take a model directory or a GGUF file";
+                another(path, "an ONNX file".to_owned(), remedy)
+            }
             Ok(()) => {
                 let directory = path.parent().unwrap_or(path).display();
                 let remedy =
@@ -372,6 +378,8 @@ mod tests {
         let copy = golden_copy("bert");
         let error = told(&copy.path().join("model.safetensors"));
         assert!(error.contains("give the directory"), "{error}");
+        fs::write(copy.path().join("m.onnx"), "any").expect("a file");
+        assert!(told(&copy.path().join("m.onnx")).contains("galaxy run --model FILE.onnx"));
         fs::write(copy.path().join("model.gguf"), "GGUF").expect("a file");
         assert!(told(&copy.path().join("model.gguf")).contains("cut short"));
     }

@@ -70,7 +70,7 @@ pub(super) fn measured(args: &NetworkArgs) -> Result<Findings, Failure> {
     for number in 0..args.runs + 2 {
         let begin = Instant::now();
         let (mut last, mut at) = (begin, 0);
-        let mut over = |_: &str| {
+        let mut over = || {
             let now = Instant::now();
             if number >= 2 {
                 steps[at].push((now - last).as_secs_f64() * 1e3);

@@ -10,16 +10,12 @@ use crate::{
 use galaxy_common::Bytes;
 use galaxy_graph::{
     least_memory::{LeastMemory, MemoryError, MemoryGraph},
-    offsets,
+    offsets::{Arrangement, arrange},
 };
 use galaxy_model::onnx::{Network, ValueId};
 use serde::Serialize;
 use std::{fmt::Write as _, path::Path};
 
-/// States that the search looks at, at most.
-const SEARCH: usize = 50_000;
-/// Bytes that the place of a value is a multiple of: a line of cache.
-const LINE: u64 = 64;
 /// Columns and rows of the plot.
 const PLOT: (usize, usize) = (72, 12);
 
@@ -54,17 +50,16 @@ struct Named {
 /// Shows what a network's operators need of memory.
 pub(super) fn plan(path: &Path, shapes: &Shapes, as_json: bool) -> Result<(), Failure> {
     let (_, network) = shapes.open(path)?;
-    let memory = memory(path, &network).map_err(|error| Failure::new(error).at(path.display()))?;
+    let memory = memory(path, &network)
+        .map_err(|error| Failure::new(error.to_string()).at(path.display()))?;
     print(&if as_json { json(&memory)? } else { shown(&memory) })
 }
 
-fn memory(path: &Path, network: &Network) -> Result<Memory, String> {
+fn memory(path: &Path, network: &Network) -> Result<Memory, MemoryError> {
     let graph = MemoryGraph::of_network(network);
-    let wrong = |error: MemoryError| error.to_string();
     let in_file: Vec<usize> = (0..graph.operators.len()).collect();
-    let LeastMemory { order, peak, bound, states } = graph.least(SEARCH).map_err(wrong)?;
-    let lifetimes = offsets::lifetimes(&graph, &order).map_err(wrong)?;
-    let placed = offsets::place(&lifetimes.lifetimes, LINE).map_err(|error| error.to_string())?;
+    let Arrangement { least, file_order, size, .. } = arrange(&graph)?;
+    let LeastMemory { order, peak, bound, states } = least;
     let named = |ids: &[ValueId]| {
         let named = |id: &ValueId| {
             let value = network.value(*id);
@@ -78,13 +73,13 @@ fn memory(path: &Path, network: &Network) -> Result<Memory, String> {
         weight_bytes: network.weight_bytes(),
         inputs: named(&network.inputs),
         outputs: named(&network.outputs),
-        file_order_bytes: graph.peak(&in_file).map_err(wrong)?,
+        file_order_bytes: file_order,
         least_bytes: peak,
         bound_bytes: bound,
-        arena_bytes: placed.size,
+        arena_bytes: size,
         states,
-        file_order_timeline: graph.timeline(&in_file).map_err(wrong)?,
-        least_timeline: graph.timeline(&order).map_err(wrong)?,
+        file_order_timeline: graph.timeline(&in_file)?,
+        least_timeline: graph.timeline(&order)?,
         order,
     })
 }

@@ -4,7 +4,7 @@ use super::{
     NetworkError,
     fuse::Readers,
     single::{self, mapped},
-    steps::{Operand, Run, Step, simple},
+    steps::{Call, Operand, Run, Step, simple},
     values::{Layout, around, constant},
 };
 use crate::compute::kernels::network::{
@@ -60,8 +60,8 @@ impl<'a> Compiler<'a> {
         let network = self.network;
         for &id in &network.inputs {
             let values = Layout::Rows.dims(&network.value(id).dims).iter().product();
-            let buffer = self.buffer(values);
-            self.placed.insert((id, Layout::Rows), buffer);
+            self.buffers.push(values);
+            self.put(id, Layout::Rows, Operand::Buffer(self.buffers.len() - 1));
         }
         for (at, node) in network.nodes.iter().enumerate() {
             if !self.done.contains(&at) {
@@ -76,14 +76,22 @@ impl<'a> Compiler<'a> {
         self.network.value(id).dims.len()
     }
 
-    pub(super) fn buffer(&mut self, values: usize) -> Operand {
-        self.buffers.push(values);
-        Operand::Buffer(self.buffers.len() - 1)
+    /// Whether a value depends on nothing that is given when the network runs.
+    pub(super) fn is_constant(&self, id: ValueId) -> bool {
+        let is = |layout| matches!(self.placed.get(&(id, layout)), Some(Operand::Constant(_)));
+        self.network.value(id).is_constant() || is(Layout::Rows) || is(Layout::Channels)
     }
 
     /// The values of a constant, in the order of the file.
-    pub(super) fn constant(&self, id: ValueId) -> Result<Vec<f32>, NetworkError> {
-        constant(self.file, self.network.value(id))
+    pub(super) fn constant(&mut self, id: ValueId) -> Result<Vec<f32>, NetworkError> {
+        // What the file has is read for who packs it, and not kept.
+        if self.network.value(id).is_constant() {
+            return constant(self.file, self.network.value(id));
+        }
+        Ok(match self.rows(id)? {
+            Operand::Constant(at) => self.constants[at].clone(),
+            Operand::Buffer(_) => Vec::new(),
+        })
     }
 
     /// A value in the order of the file.
@@ -98,56 +106,56 @@ impl<'a> Compiler<'a> {
         }
         let value = self.network.value(id);
         let other = if layout == Layout::Rows { Layout::Channels } else { Layout::Rows };
-        let known = self.placed.get(&(id, other)).copied();
-        let operand = match known {
+        let operand = match self.placed.get(&(id, other)).copied() {
             Some(operand) if Layout::is_same(&value.dims) => operand,
-            None if value.is_constant() => {
-                let values = self.constant(id)?;
-                let values = match Layout::is_same(&value.dims) || layout == Layout::Rows {
-                    true => values,
-                    false => {
-                        let dims = Layout::Rows.dims(&value.dims);
-                        let mut moved = vec![0.0; values.len()];
-                        let order = layout.order(dims.len());
-                        arrange::transpose(
-                            &self.context.threads,
-                            &dims,
-                            &order,
-                            &values,
-                            &mut moved,
-                        );
-                        moved
-                    }
-                };
-                self.constants.push(values);
+            Some(operand) => self.moved(id, operand, other, layout)?,
+            None if value.is_constant() && layout == Layout::Rows => {
+                self.constants.push(constant(self.file, value)?);
                 Operand::Constant(self.constants.len() - 1)
             }
-            Some(operand) => self.moved(id, operand, other, layout),
+            None if value.is_constant() => {
+                self.rows(id)?;
+                return self.operand(id, layout);
+            }
             None => {
                 let why = format!("the value {:?} is read before it is computed", value.name);
                 return Err(NetworkError::Operator { node: String::from("a node"), why });
             }
         };
-        self.placed.insert((id, layout), operand);
+        self.put(id, layout, operand);
         Ok(operand)
     }
 
     /// A step that brings a value from one layout into another.
-    fn moved(&mut self, id: ValueId, from: Operand, have: Layout, want: Layout) -> Operand {
+    fn moved(
+        &mut self,
+        id: ValueId,
+        from: Operand,
+        have: Layout,
+        want: Layout,
+    ) -> Result<Operand, NetworkError> {
         let value = self.network.value(id);
         let axes = value.dims.len();
         let dims = have.dims(&value.dims);
         let order: Vec<usize> =
             want.order(axes).iter().map(|axis| have.axis(*axis, axes)).collect();
-        let made = self.buffer(dims.iter().product());
-        let run: Run = Box::new(move |call| {
-            let context = call.context;
-            let (from, out) = call.one();
+        self.transposed(id, from, dims, order)
+    }
+
+    /// A step that brings the axes of a value in memory into another order.
+    fn transposed(
+        &mut self,
+        id: ValueId,
+        from: Operand,
+        dims: Vec<usize>,
+        order: Vec<usize>,
+    ) -> Result<Operand, NetworkError> {
+        let (shown, values) =
+            (format!("layout of {:?}", self.network.value(id).name), dims.iter().product());
+        let run = simple(move |context, from, out| {
             arrange::transpose(&context.threads, &dims, &order, from, out);
-            Ok(())
         });
-        self.push(format!("layout of {:?}", value.name), vec![from], made, false, run);
-        made
+        self.push(shown, vec![from], values, false, run)
     }
 
     /// Notes where a value lies.
@@ -157,26 +165,38 @@ impl<'a> Compiler<'a> {
 
     /// The layout in which a value is computed; that of the file for what is given or constant.
     fn layout(&self, id: ValueId) -> Layout {
-        match self.placed.contains_key(&(id, Layout::Rows)) || self.network.value(id).is_constant()
-        {
-            true => Layout::Rows,
-            false => Layout::Channels,
+        match self.placed.contains_key(&(id, Layout::Channels)) {
+            true if !self.placed.contains_key(&(id, Layout::Rows)) => Layout::Channels,
+            _ => Layout::Rows,
         }
     }
 
+    /// A step that computes so many values, and where these lie. What depends on constants alone is computed now, and a
+    /// constant itself.
     pub(super) fn push(
         &mut self,
         shown: String,
         reads: Vec<Operand>,
-        made: Operand,
+        values: usize,
         in_place: bool,
         run: Run,
-    ) {
-        let makes = match made {
-            Operand::Buffer(at) => vec![at],
-            Operand::Constant(_) => vec![],
+    ) -> Result<Operand, NetworkError> {
+        let fixed = |operand: &Operand| match operand {
+            Operand::Constant(at) => Some(Some(self.constants[*at].as_slice())),
+            Operand::Buffer(_) => None,
         };
-        self.steps.push(Step { shown, reads, makes, in_place, run });
+        if let Some(reads) = reads.iter().map(fixed).collect() {
+            let mut made = vec![0.0; values];
+            let makes = vec![made.as_mut_slice()];
+            run(&mut Call { context: self.context, reads, makes })
+                .map_err(|why| NetworkError::Operator { node: shown, why })?;
+            self.constants.push(made);
+            return Ok(Operand::Constant(self.constants.len() - 1));
+        }
+        self.buffers.push(values);
+        let made = self.buffers.len() - 1;
+        self.steps.push(Step { shown, reads, makes: vec![made], in_place, run });
+        Ok(Operand::Buffer(made))
     }
 
     /// A step that computes the first value of a node in a layout.
@@ -187,12 +207,12 @@ impl<'a> Compiler<'a> {
         layout: Layout,
         in_place: bool,
         run: Run,
-    ) {
+    ) -> Result<(), NetworkError> {
         let id = node.makes[0];
         let values = self.network.value(id).dims.iter().product::<u64>() as usize;
-        let made = self.buffer(values);
-        self.push(node.shown.clone(), reads, made, in_place, run);
+        let made = self.push(node.shown.clone(), reads, values, in_place, run)?;
         self.put(id, layout, made);
+        Ok(())
     }
 
     fn node(&mut self, node: &NetworkNode) -> Result<(), NetworkError> {
@@ -233,8 +253,7 @@ impl<'a> Compiler<'a> {
         };
         let read = self.operand(first, layout)?;
         let in_place = matches!(node.operator, Operator::Unary(_));
-        self.step(node, vec![read], layout, in_place, run);
-        Ok(())
+        self.step(node, vec![read], layout, in_place, run)
     }
 
     /// The entries of an axis that a second value names.
@@ -250,8 +269,7 @@ impl<'a> Compiler<'a> {
                 format!("index {index} is none of axis {axis}, which has {} entries", sides[1])
             })
         });
-        self.step(node, reads, Layout::Rows, false, run);
-        Ok(())
+        self.step(node, reads, Layout::Rows, false, run)
     }
 
     /// The same values in another shape: nothing is done where they lie as the file has them.
@@ -264,8 +282,7 @@ impl<'a> Compiler<'a> {
                 out.iter_mut().zip(from).for_each(|(o, x)| *o = x.trunc());
                 Ok(())
             });
-            self.step(node, vec![operand], Layout::Rows, false, run);
-            return Ok(());
+            return self.step(node, vec![operand], Layout::Rows, false, run);
         }
         self.put(node.makes[0], Layout::Rows, operand);
         Ok(())
@@ -293,8 +310,7 @@ impl<'a> Compiler<'a> {
         let run = simple(move |context, from, out| {
             arrange::transpose(&context.threads, &dims, &moved, from, out);
         });
-        self.step(node, vec![read], Layout::Rows, false, run);
-        Ok(())
+        self.step(node, vec![read], Layout::Rows, false, run)
     }
 
     /// A function of two or more values, one after another.
@@ -303,7 +319,7 @@ impl<'a> Compiler<'a> {
         // The layout of the first operand that is as large as the result, and computed.
         let full = |id: &&ValueId| {
             let value = self.network.value(**id);
-            value.dims == *made && !value.is_constant()
+            value.dims == *made && !self.is_constant(**id)
         };
         let layout = node.reads.iter().find(full).map_or(Layout::Rows, |id| self.layout(*id));
         let dims = layout.dims(made);
@@ -315,8 +331,7 @@ impl<'a> Compiler<'a> {
         let last = operands.len();
         if operands.is_empty() {
             let run = simple(|_, from, out| out.copy_from_slice(from));
-            self.step(node, vec![left.0], layout, false, run);
-            return Ok(());
+            return self.step(node, vec![left.0], layout, false, run);
         }
         for (at, right) in operands.into_iter().enumerate() {
             // Between, the shape is that of those that there are so far.
@@ -337,9 +352,8 @@ impl<'a> Compiler<'a> {
                 );
                 Ok(())
             });
-            let buffer = self.buffer(between.iter().product());
-            self.push(node.shown.clone(), vec![left.0, right.0], buffer, in_place, run);
-            left = (buffer, between);
+            let (reads, values) = (vec![left.0, right.0], between.iter().product());
+            left = (self.push(node.shown.clone(), reads, values, in_place, run)?, between);
         }
         self.put(node.makes[0], layout, left.0);
         Ok(())
@@ -366,22 +380,11 @@ impl<'a> Compiler<'a> {
         if long.is_sorted() {
             return Ok((from, shape));
         }
-        let made = self.buffer(rows.iter().product());
-        let run = simple(move |context, from, out| {
-            arrange::transpose(&context.threads, &rows, &order, from, out);
-        });
-        self.push(
-            format!("layout of {:?}", self.network.value(id).name),
-            vec![from],
-            made,
-            false,
-            run,
-        );
-        Ok((made, shape))
+        Ok((self.transposed(id, from, rows, order)?, shape))
     }
 
     fn concat(&mut self, node: &NetworkNode, axis: usize) -> Result<(), NetworkError> {
-        let is_computed = |id: &&ValueId| !self.network.value(**id).is_constant();
+        let is_computed = |id: &&ValueId| !self.is_constant(**id);
         let layout =
             node.reads.iter().find(is_computed).map_or(Layout::Rows, |id| self.layout(*id));
         let made = layout.dims(&self.network.value(node.makes[0]).dims);
@@ -402,8 +405,7 @@ impl<'a> Compiler<'a> {
             }
             Ok(())
         });
-        self.step(node, reads, layout, false, run);
-        Ok(())
+        self.step(node, reads, layout, false, run)
     }
 
     fn split(
@@ -424,8 +426,7 @@ impl<'a> Compiler<'a> {
             first += *part as usize;
             let run = mapped(EntryMap::of_parts(&dims, &taken), 0.0);
             let values = taken.iter().map(|(.., count)| count).product();
-            let made = self.buffer(values);
-            self.push(node.shown.clone(), vec![read], made, false, run);
+            let made = self.push(node.shown.clone(), vec![read], values, false, run)?;
             self.put(id, layout, made);
         }
         Ok(())
@@ -445,8 +446,7 @@ impl<'a> Compiler<'a> {
             reduce::scale_channels(&context.threads, from, &scale, &shift, out);
             Ok(())
         });
-        self.step(node, reads, Layout::Channels, false, run);
-        Ok(())
+        self.step(node, reads, Layout::Channels, false, run)
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     NetworkError,
     compile::{Compiler, folded},
     fuse::Followers,
-    steps::{Operand, Run, simple},
+    steps::{Call, Operand, Run, simple},
     values::Layout,
 };
 use crate::{
@@ -107,8 +107,7 @@ impl Compiler<'_> {
         let run = simple(move |context, from, out| {
             pool::pool(&context.threads, kind, &geometry, channels, from, out);
         });
-        self.step(node, vec![read], Layout::Channels, false, run);
-        Ok(())
+        self.step(node, vec![read], Layout::Channels, false, run)
     }
 
     /// A convolution, with the normalisation and activation function behind it.
@@ -143,8 +142,7 @@ impl Compiler<'_> {
             channels,
             transposed,
         };
-        let is_constant = |id: &ValueId| self.network.value(*id).is_constant();
-        let fixed = node.reads[1..].iter().all(is_constant);
+        let fixed = node.reads[1..].iter().all(|id| self.is_constant(*id));
         let followers = self.readers.followers(self.network, node.makes[0], fixed);
         let Followers { made, norm, activation, nodes } = followers;
         let scale = match norm {
@@ -215,8 +213,7 @@ impl Compiler<'_> {
         };
         self.done.extend(nodes);
         let together = NetworkNode { makes: vec![made], ..node.clone() };
-        self.step(&together, reads, Layout::Channels, false, run);
-        Ok(())
+        self.step(&together, reads, Layout::Channels, false, run)
     }
 
     /// A product of matrices with scales, transposed operands and a bias.
@@ -237,14 +234,6 @@ impl Compiler<'_> {
         };
         let run: Run = Box::new(move |call| {
             let context = call.context;
-            let packed;
-            let matrix = match &held {
-                Some(matrix) => matrix,
-                None => {
-                    packed = right.pack(call.read(1)).map_err(no_memory)?;
-                    &packed
-                }
-            };
             let from = call.read(0);
             let turned: Vec<f32> = match of.transposed[0] {
                 true => {
@@ -253,7 +242,7 @@ impl Compiler<'_> {
                 false => Vec::new(),
             };
             let left = if of.transposed[0] { turned.as_slice() } else { from };
-            product(context, left, (rows, inputs, columns), matrix, call.makes[0]);
+            right.multiply(call, held.as_ref(), left, rows)?;
             if let Some((at, broadcast)) = &bias {
                 let more: Vec<f32> = call.read(*at).iter().map(|x| x * of.beta).collect();
                 elements::binary(
@@ -266,8 +255,7 @@ impl Compiler<'_> {
             }
             Ok(())
         });
-        self.step(node, reads, Layout::Rows, false, run);
-        Ok(())
+        self.step(node, reads, Layout::Rows, false, run)
     }
 
     /// The right-hand matrix of a product, packed if it does not change, and what the step reads.
@@ -278,7 +266,7 @@ impl Compiler<'_> {
     ) -> Result<(Option<ShardMatrix>, Vec<Operand>), NetworkError> {
         let mut reads = vec![self.rows(node.reads[0])?];
         let id = node.reads[1];
-        let held = match self.network.value(id).is_constant() {
+        let held = match self.is_constant(id) {
             true => {
                 let matrix = right.pack(&self.constant(id)?);
                 let wanted = Bytes(4 * (right.inputs * right.columns) as u64);
@@ -310,20 +298,10 @@ impl Compiler<'_> {
             let rows = left[..left.len() - 1].iter().product();
             let (held, reads) = self.right(node, &of)?;
             let run: Run = Box::new(move |call| {
-                let packed;
-                let matrix = match &held {
-                    Some(matrix) => matrix,
-                    None => {
-                        packed = of.pack(call.read(1)).map_err(no_memory)?;
-                        &packed
-                    }
-                };
                 let from = call.read(0);
-                product(call.context, from, (rows, inputs, columns), matrix, call.makes[0]);
-                Ok(())
+                of.multiply(call, held.as_ref(), from, rows)
             });
-            self.step(node, reads, Layout::Rows, false, run);
-            return Ok(());
+            return self.step(node, reads, Layout::Rows, false, run);
         }
         let rows = left[left.len() - 2];
         let pairs = pairs(&left[..left.len() - 2], &right[..right.len() - 2]);
@@ -339,8 +317,7 @@ impl Compiler<'_> {
             }
             Ok(())
         });
-        self.step(node, reads, Layout::Rows, false, run);
-        Ok(())
+        self.step(node, reads, Layout::Rows, false, run)
     }
 }
 
@@ -365,6 +342,24 @@ impl Right {
         ShardMatrix::of(inputs, columns, |input, column| {
             by * values[if transposed { column * inputs + input } else { input * columns + column }]
         })
+    }
+
+    /// Multiplies rows with the matrix that is held, or with the second value that a step reads.
+    fn multiply(
+        &self,
+        call: &mut Call<'_>,
+        held: Option<&ShardMatrix>,
+        left: &[f32],
+        rows: usize,
+    ) -> Result<(), String> {
+        let packed = match held {
+            Some(_) => None,
+            None => Some(self.pack(call.read(1)).map_err(no_memory)?),
+        };
+        if let Some(matrix) = held.or(packed.as_ref()) {
+            product(call.context, left, (rows, self.inputs, self.columns), matrix, call.makes[0]);
+        }
+        Ok(())
     }
 }
 

@@ -22,9 +22,9 @@ pub(crate) struct Context {
     pub(crate) scratch: dense::Scratch,
 }
 
-/// Cuts `out` into rows of `width` values, and runs `work` on parts of them on all threads, each with the number of its
-/// first row. `values` says how much work a row is, in values touched.
-pub(crate) fn each_rows(
+/// Runs `work` on each row of `width` values of `out`, with its number, on all threads. `values` says how much work a
+/// row is, in values touched.
+pub(crate) fn each_row(
     threads: &Threads,
     out: &mut [f32],
     width: usize,
@@ -38,8 +38,8 @@ pub(crate) fn each_rows(
     let extent = Extent { start: 0, rows, columns: width, stride: width };
     let Some(area) = AreaMut::new(out, extent) else { return };
     threads.each(area, 1, rows * values, |first, mut part| {
-        if let Some(part) = part.contiguous() {
-            work(first, part);
+        for row in 0..part.rows() {
+            work(first + row, part.row(row));
         }
     });
 }

@@ -1,6 +1,6 @@
 //! Moving values: every entry of a result is one of what is read, or a constant.
 
-use super::{super::threads::Threads, each_rows};
+use super::{super::threads::Threads, each_row};
 
 /// Which entries of an axis of what is read those of a result are.
 #[derive(Clone, PartialEq, Debug)]
@@ -103,24 +103,22 @@ pub(crate) fn mapped(
 ) {
     let Some(((stride, last), outer)) = map.axes.split_last() else { return };
     let width = last.count();
-    each_rows(threads, out, width, width, |first, rows| {
-        for (row, out) in rows.chunks_mut(width).enumerate() {
-            let mut number = first + row;
-            let mut start = Some(0);
-            for (stride, entries) in outer.iter().rev() {
-                let entry = entries.at(number % entries.count());
-                number /= entries.count();
-                start = start.zip(entry).map(|(start, entry)| start + entry * stride);
+    each_row(threads, out, width, width, |number, out| {
+        let mut number = number;
+        let mut start = Some(0);
+        for (stride, entries) in outer.iter().rev() {
+            let entry = entries.at(number % entries.count());
+            number /= entries.count();
+            start = start.zip(entry).map(|(start, entry)| start + entry * stride);
+        }
+        match (start, last) {
+            (None, _) => out.fill(outside),
+            (Some(start), Entries::Run { first, .. }) if *stride == 1 => {
+                out.copy_from_slice(&from[start + first..][..width]);
             }
-            match (start, last) {
-                (None, _) => out.fill(outside),
-                (Some(start), Entries::Run { first, .. }) if *stride == 1 => {
-                    out.copy_from_slice(&from[start + first..][..width]);
-                }
-                (Some(start), last) => {
-                    for (at, o) in out.iter_mut().enumerate() {
-                        *o = last.at(at).map_or(outside, |entry| from[start + entry * stride]);
-                    }
+            (Some(start), last) => {
+                for (at, o) in out.iter_mut().enumerate() {
+                    *o = last.at(at).map_or(outside, |entry| from[start + entry * stride]);
                 }
             }
         }
@@ -147,19 +145,16 @@ pub(crate) fn transpose(
         }
     }
     let (width, stride) = axes.pop().unwrap_or((1, 1));
-    each_rows(threads, out, width, 4 * width, |first, rows| {
-        for (row, out) in rows.chunks_mut(width).enumerate() {
-            let (mut number, mut start) = (first + row, 0);
-            for (side, stride) in axes.iter().rev() {
-                start += number % side * stride;
-                number /= side;
-            }
-            match stride {
-                1 => out.copy_from_slice(&from[start..start + width]),
-                _ => out
-                    .iter_mut()
-                    .zip(from[start..].iter().step_by(stride))
-                    .for_each(|(o, x)| *o = *x),
+    each_row(threads, out, width, 4 * width, |number, out| {
+        let (mut number, mut start) = (number, 0);
+        for (side, stride) in axes.iter().rev() {
+            start += number % side * stride;
+            number /= side;
+        }
+        match stride {
+            1 => out.copy_from_slice(&from[start..start + width]),
+            _ => {
+                out.iter_mut().zip(from[start..].iter().step_by(stride)).for_each(|(o, x)| *o = *x)
             }
         }
     });
@@ -177,10 +172,8 @@ pub(crate) fn place(
     if width == 0 {
         return;
     }
-    each_rows(threads, out, apart, width, |first, rows| {
-        for (row, out) in rows.chunks_mut(apart).enumerate() {
-            out[at..at + width].copy_from_slice(&from[(first + row) * width..][..width]);
-        }
+    each_row(threads, out, apart, width, |number, out| {
+        out[at..at + width].copy_from_slice(&from[number * width..][..width]);
     });
 }
 
@@ -201,12 +194,9 @@ pub(crate) fn gather(
     };
     let entries = indices.iter().map(|index| entry(*index)).collect::<Result<Vec<_>, _>>()?;
     debug_assert_eq!(out.len(), outer * entries.len() * inner);
-    each_rows(threads, out, inner, inner, |first, rows| {
-        for (row, out) in rows.chunks_mut(inner).enumerate() {
-            let (block, entry) =
-                ((first + row) / entries.len(), entries[(first + row) % entries.len()]);
-            out.copy_from_slice(&from[(block * side + entry) * inner..][..inner]);
-        }
+    each_row(threads, out, inner, inner, |number, out| {
+        let (block, entry) = (number / entries.len(), entries[number % entries.len()]);
+        out.copy_from_slice(&from[(block * side + entry) * inner..][..inner]);
     });
     Ok(())
 }

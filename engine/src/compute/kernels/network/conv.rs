@@ -8,7 +8,7 @@ use super::{
         dense::{self, Epilogue},
         instructions::run,
     },
-    Context, each_rows,
+    Context, each_row,
 };
 use crate::weights::ShardMatrix;
 use galaxy_model::onnx::Window;
@@ -211,24 +211,22 @@ impl Convolution {
     ) {
         let (channels, own) = (self.channels.0, of.len());
         let window = self.geometry.kernel() * own;
-        each_rows(&context.threads, copied, window, window, |row, rows| {
-            for (at, row_of) in rows.chunks_mut(window).enumerate() {
-                let (image, place) = self.geometry.pixel(first + row + at);
-                let [d, h, w] = self.geometry.sides;
-                let mut to = row_of.chunks_exact_mut(own);
-                for a in 0..d.kernel {
-                    let z = d.sees(place[0], a);
-                    for b in 0..h.kernel {
-                        let y = h.sees(place[1], b);
-                        for c in 0..w.kernel {
-                            let Some(to) = to.next() else { return };
-                            match (z, y, w.sees(place[2], c)) {
-                                (Some(z), Some(y), Some(x)) => {
-                                    let pixel = ((image * d.read + z) * h.read + y) * w.read + x;
-                                    to.copy_from_slice(&from[pixel * channels..][of.clone()]);
-                                }
-                                _ => to.fill(0.0),
+        each_row(&context.threads, copied, window, window, |number, row_of| {
+            let (image, place) = self.geometry.pixel(first + number);
+            let [d, h, w] = self.geometry.sides;
+            let mut to = row_of.chunks_exact_mut(own);
+            for a in 0..d.kernel {
+                let z = d.sees(place[0], a);
+                for b in 0..h.kernel {
+                    let y = h.sees(place[1], b);
+                    for c in 0..w.kernel {
+                        let Some(to) = to.next() else { return };
+                        match (z, y, w.sees(place[2], c)) {
+                            (Some(z), Some(y), Some(x)) => {
+                                let pixel = ((image * d.read + z) * h.read + y) * w.read + x;
+                                to.copy_from_slice(&from[pixel * channels..][of.clone()]);
                             }
+                            _ => to.fill(0.0),
                         }
                     }
                 }
@@ -239,13 +237,10 @@ impl Convolution {
     fn each_channel(&self, context: &Context, kernels: &[f32], from: &[f32], out: &mut [f32]) {
         let channels = self.channels.0;
         let values = 2 * self.geometry.kernel() * channels;
-        each_rows(&context.threads, out, channels, values, |first, rows| {
-            for (row, out) in rows.chunks_mut(channels).enumerate() {
-                let number = first + row;
-                run(ChannelPixel { of: self, kernels, number, from, out });
-                if let Some(activation) = self.activation {
-                    activation.apply(out);
-                }
+        each_row(&context.threads, out, channels, values, |number, out| {
+            run(ChannelPixel { of: self, kernels, number, from, out });
+            if let Some(activation) = self.activation {
+                activation.apply(out);
             }
         });
     }

@@ -6,7 +6,7 @@ use super::{
         instructions::run,
         threads::Threads,
     },
-    each_rows,
+    each_row,
 };
 use galaxy_model::onnx::{Binary, Unary};
 use rten_simd::{Isa, SimdOp};
@@ -222,18 +222,16 @@ fn pairs(
             run(Pairs { out, a, b: &b[part(b, strides[1], at, len)], function });
         });
     }
-    each_rows(threads, out, side, side, |first, rows| {
-        for (row, out) in rows.chunks_mut(side).enumerate() {
-            let places = broadcast.places(first + row);
-            let run_of = |of: usize| {
-                if strides[of] == 0 {
-                    places[of]..places[of] + 1
-                } else {
-                    places[of]..places[of] + side
-                }
-            };
-            let a = a.map(|a| &a[run_of(0)]);
-            run(Pairs { out, a, b: &b[run_of(1)], function });
-        }
+    each_row(threads, out, side, side, |number, out| {
+        let places = broadcast.places(number);
+        let run_of = |of: usize| {
+            if strides[of] == 0 {
+                places[of]..places[of] + 1
+            } else {
+                places[of]..places[of] + side
+            }
+        };
+        let a = a.map(|a| &a[run_of(0)]);
+        run(Pairs { out, a, b: &b[run_of(1)], function });
     });
 }

@@ -3,7 +3,7 @@
 use super::{
     super::{instructions::run, threads::Threads},
     conv::{Geometry, Side},
-    each_rows,
+    each_row,
 };
 use galaxy_model::onnx::PoolKind;
 use rten_simd::{Isa, SimdOp};
@@ -21,10 +21,8 @@ pub(crate) fn pool(
     out: &mut [f32],
 ) {
     let kernel: usize = geometry.sides.iter().map(|side| side.kernel).product();
-    each_rows(threads, out, channels, kernel * channels, |first, rows| {
-        for (row, out) in rows.chunks_mut(channels).enumerate() {
-            run(Pixel { kind, geometry, channels, number: first + row, from, out });
-        }
+    each_row(threads, out, channels, kernel * channels, |number, out| {
+        run(Pixel { kind, geometry, channels, number, from, out });
     });
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     super::{instructions::run, threads::Threads},
-    each_rows,
+    each_row,
 };
 use galaxy_model::onnx::{ReduceKind, Tap};
 use rten_simd::{Isa, SimdOp};
@@ -27,11 +27,9 @@ pub(crate) fn reduce(
     out: &mut [f32],
 ) {
     debug_assert_eq!(out.len(), outer * inner);
-    each_rows(threads, out, inner, side * inner, |first, rows| {
-        for (row, out) in rows.chunks_mut(inner).enumerate() {
-            let from = &from[(first + row) * side * inner..][..side * inner];
-            run(Rows(|| of_block(kind, side, from, out)));
-        }
+    each_row(threads, out, inner, side * inner, |number, out| {
+        let from = &from[number * side * inner..][..side * inner];
+        run(Rows(|| of_block(kind, side, from, out)));
     });
 }
 
@@ -86,16 +84,14 @@ pub(crate) fn softmax(
     out: &mut [f32],
 ) {
     debug_assert_eq!(out.len(), outer * side * inner);
-    each_rows(threads, out, side * inner, 8 * side * inner, |first, blocks| {
-        for (block, out) in blocks.chunks_mut(side * inner).enumerate() {
-            let from = &from[(first + block) * side * inner..][..side * inner];
-            for at in 0..inner {
-                let own = || from[at..].iter().step_by(inner).copied();
-                let most = own().fold(f32::NEG_INFINITY, f32::max);
-                let all: f32 = own().map(|x| (x - most).exp()).sum();
-                for (o, x) in out[at..].iter_mut().step_by(inner).zip(own()) {
-                    *o = if log { x - most - all.ln() } else { (x - most).exp() / all };
-                }
+    each_row(threads, out, side * inner, 8 * side * inner, |number, out| {
+        let from = &from[number * side * inner..][..side * inner];
+        for at in 0..inner {
+            let own = || from[at..].iter().step_by(inner).copied();
+            let most = own().fold(f32::NEG_INFINITY, f32::max);
+            let all: f32 = own().map(|x| (x - most).exp()).sum();
+            for (o, x) in out[at..].iter_mut().step_by(inner).zip(own()) {
+                *o = if log { x - most - all.ln() } else { (x - most).exp() / all };
             }
         }
     });
@@ -110,20 +106,18 @@ pub(crate) fn interpolate(
     out: &mut [f32],
 ) {
     debug_assert_eq!(out.len(), outer * taps.len() * inner);
-    each_rows(threads, out, inner, 2 * inner, |first, rows| {
-        for (row, out) in rows.chunks_mut(inner).enumerate() {
-            let (block, taps) = ((first + row) / taps.len(), &taps[(first + row) % taps.len()]);
-            let entry = |tap: &Tap| &from[(block * side + tap.index as usize) * inner..][..inner];
-            match taps.as_slice() {
-                [] => out.fill(0.0),
-                [one] if one.weight == 1.0 => out.copy_from_slice(entry(one)),
-                taps => run(Rows(|| {
-                    out.fill(0.0);
-                    for tap in taps {
-                        out.iter_mut().zip(entry(tap)).for_each(|(o, x)| *o += tap.weight * x);
-                    }
-                })),
-            }
+    each_row(threads, out, inner, 2 * inner, |number, out| {
+        let (block, taps) = (number / taps.len(), &taps[number % taps.len()]);
+        let entry = |tap: &Tap| &from[(block * side + tap.index as usize) * inner..][..inner];
+        match taps.as_slice() {
+            [] => out.fill(0.0),
+            [one] if one.weight == 1.0 => out.copy_from_slice(entry(one)),
+            taps => run(Rows(|| {
+                out.fill(0.0);
+                for tap in taps {
+                    out.iter_mut().zip(entry(tap)).for_each(|(o, x)| *o += tap.weight * x);
+                }
+            })),
         }
     });
 }
@@ -137,15 +131,13 @@ pub(crate) fn scale_channels(
     out: &mut [f32],
 ) {
     let width = scale.len();
-    each_rows(threads, out, width, width, |first, rows| {
-        for (row, out) in rows.chunks_mut(width).enumerate() {
-            let from = &from[(first + row) * width..][..width];
-            run(Rows(|| {
-                for (((o, x), scale), shift) in out.iter_mut().zip(from).zip(scale).zip(shift) {
-                    *o = x * scale + shift;
-                }
-            }));
-        }
+    each_row(threads, out, width, width, |number, out| {
+        let from = &from[number * width..][..width];
+        run(Rows(|| {
+            for (((o, x), scale), shift) in out.iter_mut().zip(from).zip(scale).zip(shift) {
+                *o = x * scale + shift;
+            }
+        }));
     });
 }
 
@@ -158,14 +150,12 @@ pub(crate) fn local_response(
     out: &mut [f32],
 ) {
     let (before, after) = ((size - 1) / 2, size / 2);
-    each_rows(threads, out, channels, channels * (size + 8), |first, rows| {
-        for (row, out) in rows.chunks_mut(channels).enumerate() {
-            let from = &from[(first + row) * channels..][..channels];
-            for (at, o) in out.iter_mut().enumerate() {
-                let near = &from[at.saturating_sub(before)..(at + after + 1).min(channels)];
-                let squares: f32 = near.iter().map(|x| x * x).sum();
-                *o = from[at] / (bias + alpha / size as f32 * squares).powf(beta);
-            }
+    each_row(threads, out, channels, channels * (size + 8), |number, out| {
+        let from = &from[number * channels..][..channels];
+        for (at, o) in out.iter_mut().enumerate() {
+            let near = &from[at.saturating_sub(before)..(at + after + 1).min(channels)];
+            let squares: f32 = near.iter().map(|x| x * x).sum();
+            *o = from[at] / (bias + alpha / size as f32 * squares).powf(beta);
         }
     });
 }

@@ -73,8 +73,8 @@ MAX_README_LINES = 130
 UNSAFE_FILES = {
     f"engine/src/compute/kernels/{name}.rs"
     for name in (
-        "area", "blocks", "blocks/coding", "blocks/neon", "blocks/place", "blocks/vectors", "blocks/x86",
-        "instructions", "lines", "micro", "threads",
+        "area", "blocks", "blocks/coding", "blocks/neon", "blocks/place", "blocks/tile", "blocks/vectors",
+        "blocks/x86", "instructions", "lines", "micro", "threads",
     )
 } | {"engine/src/stream/ring.rs"}
 # Tests that may sleep: where the pause is what is tested, not what is waited for.

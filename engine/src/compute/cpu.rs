@@ -1,13 +1,14 @@
 //! The cpu engine: operations of programs, mapped to kernels.
 
 mod between;
+mod classify;
+mod held;
 mod slots;
 
 use super::{
     Binding, ComputeError, Engine, Staged,
     call::{Attended, Call},
     kernels::{
-        activation::ActivationFn,
         area::{Area, AreaMut, Extent, grow},
         attention::{self, BiasTable, Layout, Sources},
         dense::{self, Epilogue},
@@ -22,17 +23,19 @@ use super::{
 use crate::{
     sampler::Sequence,
     stream::Stream,
-    weights::{AnyMatrix, Shard, ShardProduct},
+    weights::{Shard, ShardProduct},
 };
+use classify::classify;
 use galaxy_common::{Bytes, Cache, Head, Share, Span};
 use galaxy_graph::{
     budget,
-    operators::{self, HeadNorms, Operator, OperatorId, Rotary},
+    operators::{HeadNorms, Operator, OperatorId, Rotary},
     program::{OpKind, Operation, OutputKind, Program, Reduce, Slot},
 };
-use galaxy_model::{Activation, ClassActivation, NormKind, Table};
+use galaxy_model::{NormKind, Table};
+use held::{by, matrix, norm_of};
 use slots::{Slots, extent};
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 /// Position rows that are read at a time.
 const POSITION_ROWS: usize = budget::POSITION_ROWS as usize;
@@ -521,120 +524,4 @@ impl CpuEngine {
             }
         }
     }
-}
-
-fn activation(activation: Activation) -> ActivationFn {
-    match activation {
-        Activation::Gelu => ActivationFn::Gelu,
-        Activation::GeluTanh => ActivationFn::GeluTanh,
-        Activation::Silu => ActivationFn::Silu,
-        Activation::Relu => ActivationFn::Relu,
-        Activation::QuickGelu => ActivationFn::QuickGelu,
-        Activation::ClippedGelu => ActivationFn::ClippedGelu,
-        Activation::SquaredRelu => ActivationFn::SquaredRelu,
-        Activation::Relu6 => ActivationFn::Relu6,
-        Activation::LeakyRelu => ActivationFn::LeakyRelu,
-        Activation::HardSwish => ActivationFn::HardSwish,
-        Activation::Mish => ActivationFn::Mish,
-        Activation::Laplace => ActivationFn::Laplace,
-        Activation::Tanh => ActivationFn::Tanh,
-        Activation::Sigmoid => ActivationFn::Sigmoid,
-        Activation::Linear => ActivationFn::Linear,
-    }
-}
-
-/// A norm with its vectors.
-fn norm_of<'a>(shard: &'a Shard, norm: &operators::Norm) -> Result<Norm<'a>, OpError> {
-    let weight = shard.vector(norm.weight).ok_or(NO_MATRIX)?;
-    let bias = match norm.bias {
-        Some(bias) => Some(shard.vector(bias).ok_or(NO_MATRIX)?),
-        None => None,
-    };
-    Ok(Norm { kind: norm.kind, epsilon: norm.epsilon, weight, bias })
-}
-
-/// The matrix that computes the first of these columns of a product, as the device holds it, out of these inputs or
-/// all, with its epilogue: for as many columns as stand in one matrix.
-fn matrix<'a>(
-    shard: &'a Shard,
-    (operator, of): (OperatorId, &operators::Product),
-    (inputs, columns): (Option<&Range<u32>>, Range<usize>),
-    loaded: Option<&'a [u8]>,
-) -> Result<(AnyMatrix<'a>, Epilogue<'a>), OpError> {
-    let activation = of.cap.map(ActivationFn::Cap).or(of.activation.map(activation));
-    if let (Some(streamed), Some(_)) = (&shard.streamed, of.cut) {
-        let piece = streamed.matrix((operator, columns.start as u32), loaded);
-        let (matrix, bias) = piece.ok_or(NO_MATRIX)?;
-        return Ok((matrix, Epilogue::of(bias, of.gated, activation)));
-    }
-    let ShardProduct { matrices, bias, .. } = shard.product(operator).ok_or(NO_OPERATOR)?;
-    let (mut first, mut rest) = (0, matrices.iter());
-    let whole = loop {
-        let matrix = rest.next().ok_or(NO_MATRIX)?;
-        if columns.start < first + matrix.columns() {
-            break AnyMatrix::from(matrix);
-        }
-        first += matrix.columns();
-    };
-    let columns = columns.start..columns.end.min(first + whole.columns());
-    let own = columns.start - first..columns.end - first;
-    let part = match inputs {
-        Some(inputs) => whole.inputs(inputs.start as usize..inputs.end as usize),
-        None => Some(whole),
-    };
-    let part = part.and_then(|part| part.part(own));
-    let part = part.ok_or(OpError::Why("rows, matrix and product do not fit together"))?;
-    Ok((part, Epilogue::of(bias.as_deref(), of.gated, activation).part(columns)))
-}
-
-/// The matrix, for rows that are rounded as the program says.
-fn by<'m>(call: &Call<'_>, matrix: impl Into<AnyMatrix<'m>>) -> Result<AnyMatrix<'m>, OpError> {
-    let why = "its rows are not to be rounded, and its weights are held in blocks of few bits";
-    matrix.into().by(call.program.activations).ok_or(OpError::Why(why))
-}
-
-fn classify(
-    call: &Call<'_>,
-    (shard, threads, scratch): (&Shard, &Threads, &dense::Scratch),
-    few: &mut Vec<f32>,
-    row: Area<'_>,
-    out: &mut [f32],
-) -> Result<(), OpError> {
-    let classes = shard.graph.classes.as_ref();
-    let classes = classes.ok_or(OpError::Why("the model has no class head"))?;
-    let of = |id| {
-        let held = shard.product(id).ok_or(NO_OPERATOR)?;
-        Ok((held.matrices.first().ok_or(NO_MATRIX)?, held.bias.as_deref()))
-    };
-    let single = |columns| Extent { start: 0, rows: 1, columns, stride: columns };
-    let room = OpError::Why("the class head does not fit the row");
-    let mut row = row;
-    if let Some((dense, activation)) = classes.dense {
-        let (dense, bias) = of(dense)?;
-        grow(few, dense.outputs);
-        if dense.inputs != row.columns() {
-            return Err(room);
-        }
-        let activation = match activation {
-            Some(ClassActivation::Tanh) => Some(ActivationFn::Tanh),
-            Some(ClassActivation::Relu) => Some(ActivationFn::Relu),
-            Some(ClassActivation::Gelu) => Some(ActivationFn::Gelu),
-            None => None,
-        };
-        let Some(area) = AreaMut::new(few, single(dense.outputs)) else { return Err(room) };
-        let epilogue = Epilogue::of(bias, false, activation);
-        dense::product(threads, scratch, row, by(call, dense)?, area, epilogue);
-        if let Some(norm) = &classes.norm {
-            norm_of(shard, norm)?.apply(&mut few[..dense.outputs]);
-        }
-        row = Area::single(&few[..dense.outputs]);
-    }
-    let (output, bias) = of(classes.output)?;
-    if output.inputs != row.columns() || output.outputs != out.len() {
-        return Err(room);
-    }
-    let Some(area) = AreaMut::new(out, single(output.outputs)) else { return Err(room) };
-    let epilogue = Epilogue::of(bias, false, None);
-    dense::product(threads, scratch, row, by(call, output)?, area, epilogue);
-    Ok(())
 }

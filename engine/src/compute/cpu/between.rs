@@ -1,6 +1,6 @@
 //! Kernels between products: residual additions with their norms, and wire format.
 
-use super::{CpuEngine, alike, norm_of};
+use super::{CpuEngine, alike, held::norm_of};
 use crate::compute::{
     Staged,
     call::Call,

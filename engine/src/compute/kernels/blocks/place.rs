@@ -223,7 +223,8 @@ fn widen<C: Coding>(codes: &[u8], header: &[u8], group: usize) -> [[f32; PANEL];
     assert!(codes.len() == C::BITS * LINE && header.len() == C::HEADER * PANEL);
     let v = Arrays;
     // SAFETY: any processor has arrays, and by the assertion codes and header are whole.
-    let group = unsafe { super::Group::new::<C>(v, codes.as_ptr(), header.as_ptr(), group, 0) };
+    let group =
+        unsafe { super::tile::Group::new::<C>(v, codes.as_ptr(), header.as_ptr(), group, 0) };
     let mut out = [[0.0; PANEL]; GROUP];
     for (input, out) in out.iter_mut().enumerate() {
         let codes = &group.codes[input / 4];

@@ -76,6 +76,9 @@ const PAIRED: [&str; 2] = ["llama", "smollm3"];
 /// The most layers that a pattern of windows is expanded to.
 const MAX_LAYERS: u64 = 4096;
 
+/// The fields of a config, sorted by their names.
+type Config = BTreeMap<String, Json>;
+
 impl Gguf {
     /// The architecture that the file names.
     pub(crate) fn architecture(&self) -> Option<&str> {
@@ -141,98 +144,41 @@ impl Gguf {
         if let Some(other) = self.text("general.type").filter(|kind| *kind != "model") {
             return Err(format!("it is no model by its general.type, {other:?}"));
         }
-        let field = |field: &str| self.own(field);
-        let asked = CHANGING.iter().find(|other| self.asks(&field(other)));
-        if let Some(other) = asked {
-            return Err(format!("it has {}, which is not done here", field(other)));
+        let asked = CHANGING.iter().map(|other| self.own(other)).find(|field| self.asks(field));
+        if let Some(field) = asked {
+            return Err(format!("it has {field}, which is not done here"));
         }
-        let count = |of: &str| self.count(of);
         match name {
-            "bert" => return self.bert(),
-            "modern-bert" => return self.modern_bert(),
-            _ => {}
+            "bert" => self.bert(),
+            "modern-bert" => self.modern_bert(),
+            _ => self.decoder(family, class),
         }
-        if self.whole(&field("expert_count")).is_some_and(|experts| experts > 0) {
+    }
+
+    /// The `config.json` of Llama and families like it.
+    fn decoder(&self, family: &str, class: &str) -> Result<Json, String> {
+        if self.whole(&self.own("expert_count")).is_some_and(|experts| experts > 0) {
             return Err("models of experts are not computed here".to_owned());
         }
-        let heads = count("attention.head_count")?;
-        let hidden = count("embedding_length")?;
-        let width = match self.whole(&field("attention.key_length")) {
-            Some(width) => width,
-            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-            None => return Err(format!("{hidden} columns cannot be {heads} heads")),
-        };
-        if self.whole(&field("attention.value_length")).is_some_and(|values| values != width) {
-            return Err("values as wide as keys are computed here, and these are not".to_owned());
-        }
-        let kv_heads = match self.fields.get(&field("attention.head_count_kv")) {
-            None => heads,
-            Some(MetadataValue::Whole(count)) => u64::try_from(*count).unwrap_or(0),
-            Some(_) => {
-                return Err("layers with other numbers of heads are not computed here".into());
-            }
-        };
-        let vocabulary = self.rows("token_embd.weight").ok_or("it has no token_embd.weight")?;
         // Keys are sorted: the text is a part of the fingerprint, on every device.
-        let mut config = BTreeMap::new();
+        let mut config = Config::new();
+        self.put_sizes(&mut config)?;
+        self.put_positions(family, &mut config)?;
+        self.put_windows(family, &mut config)?;
+        self.put_scores(&mut config)?;
         let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
         put("architectures", json!([class]));
         put("model_type", json!(family));
-        put("hidden_size", json!(hidden));
-        put("intermediate_size", json!(count("feed_forward_length")?));
-        put("num_hidden_layers", json!(count("block_count")?));
-        put("num_attention_heads", json!(heads));
-        put("num_key_value_heads", json!(kv_heads));
-        put("head_dim", json!(width));
-        let gemma = GEMMAS.iter().find(|(gemma, _)| gemma == &name);
-        let activation = if gemma.is_some() { "hidden_activation" } else { "hidden_act" };
-        put(activation, json!(if gemma.is_some() { "gelu_pytorch_tanh" } else { "silu" }));
-        put("max_position_embeddings", json!(count("context_length")?));
-        put("vocab_size", json!(vocabulary));
+        let gemma = self.gemma().is_some();
+        let activation = if gemma { "hidden_activation" } else { "hidden_act" };
+        put(activation, json!(if gemma { "gelu_pytorch_tanh" } else { "silu" }));
         put("tie_word_embeddings", json!(self.rows("output.weight").is_none()));
         put("rms_norm_eps", json!(self.real("attention.layer_norm_rms_epsilon")?));
-        put("rope_theta", json!(self.number(&field("rope.freq_base")).unwrap_or(10_000.0)));
-        if let Some(turned) = self.whole(&field("rope.dimension_count")).filter(|n| *n != width) {
-            put("partial_rotary_factor", json!(turned as f64 / width as f64));
-        }
-        if let Some(scaling) = self.scaling(&field)? {
-            put("rope_scaling", scaling);
-        }
-        match self.whole(&field("attention.sliding_window")).filter(|n| *n > 0) {
-            Some(window) => put("sliding_window", json!(window)),
-            None if *family == "gemma3_text" => put("sliding_window", Json::Null),
-            None => {}
-        }
-        if ["llama", "smollm3"].contains(family) {
+        if ["llama", "smollm3"].contains(&family) {
             put("attention_bias", json!(self.rows("blk.0.attn_q.bias").is_some()));
-        }
-        if let Some((_, layers)) = gemma {
-            let wide = count("block_count")? >= *layers && heads > 0;
-            let scalar = if wide { hidden / heads } else { width };
-            put("query_pre_attn_scalar", json!(scalar));
-        }
-        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            match (self.number(&field(cap)).filter(|cap| *cap != 0.0), gemma) {
-                (Some(most), Some(_)) => put(cap, json!(most)),
-                (Some(_), None) => {
-                    return Err(format!("it has {}, which is not done here", field(cap)));
-                }
-                (None, _) => {}
-            }
         }
         if self.sees_both_ways() {
             put("use_bidirectional_attention", json!(true));
-        }
-        if *family == "gemma3_text" {
-            let theta = self.number(&field("rope.freq_base_swa")).unwrap_or(10_000.0);
-            put("rope_local_base_freq", json!(theta));
-        }
-        if let Some(every) = self.fields.get(&field("attention.sliding_window_pattern")) {
-            let types = layer_types(every, count("block_count")?);
-            let types = types.ok_or_else(|| {
-                format!("{} is {every:?}", field("attention.sliding_window_pattern"))
-            })?;
-            put("layer_types", json!(types));
         }
         for (key, field) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")] {
             if let Some(id) = self.whole(&format!("tokenizer.ggml.{field}")) {
@@ -240,6 +186,112 @@ impl Gguf {
             }
         }
         Ok(Json::Object(Map::from_iter(config)))
+    }
+
+    /// Whether the file's architecture is a Gemma, and from how many layers on it scales scores by the hidden width.
+    fn gemma(&self) -> Option<u64> {
+        let found = GEMMAS.iter().find(|(gemma, _)| self.architecture() == Some(gemma));
+        found.map(|(_, layers)| *layers)
+    }
+
+    /// The width of a decoder's heads.
+    fn head_width(&self) -> Result<u64, String> {
+        let (heads, hidden) =
+            (self.count("attention.head_count")?, self.count("embedding_length")?);
+        let width = match self.whole(&self.own("attention.key_length")) {
+            Some(width) => width,
+            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+            None => return Err(format!("{hidden} columns cannot be {heads} heads")),
+        };
+        match self.whole(&self.own("attention.value_length")).is_some_and(|values| values != width)
+        {
+            true => Err("values as wide as keys are computed here, and these are not".to_owned()),
+            false => Ok(width),
+        }
+    }
+
+    /// Puts the sizes of a decoder.
+    fn put_sizes(&self, config: &mut Config) -> Result<(), String> {
+        let heads = self.count("attention.head_count")?;
+        let width = self.head_width()?;
+        let kv_heads = match self.fields.get(&self.own("attention.head_count_kv")) {
+            None => heads,
+            Some(MetadataValue::Whole(count)) => u64::try_from(*count).unwrap_or(0),
+            Some(_) => {
+                return Err("layers with other numbers of heads are not computed here".into());
+            }
+        };
+        let vocabulary = self.rows("token_embd.weight").ok_or("it has no token_embd.weight")?;
+        let sizes = [
+            ("hidden_size", self.count("embedding_length")?),
+            ("intermediate_size", self.count("feed_forward_length")?),
+            ("num_hidden_layers", self.count("block_count")?),
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", kv_heads),
+            ("head_dim", width),
+            ("max_position_embeddings", self.count("context_length")?),
+            ("vocab_size", vocabulary),
+        ];
+        config.extend(sizes.map(|(key, size)| (key.to_owned(), json!(size))));
+        Ok(())
+    }
+
+    /// Puts how a decoder rotates queries and keys.
+    fn put_positions(&self, family: &str, config: &mut Config) -> Result<(), String> {
+        let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
+        put("rope_theta", json!(self.number(&self.own("rope.freq_base")).unwrap_or(10_000.0)));
+        let width = self.head_width()?;
+        let turned = self.whole(&self.own("rope.dimension_count")).filter(|n| *n != width);
+        if let Some(turned) = turned {
+            put("partial_rotary_factor", json!(turned as f64 / width as f64));
+        }
+        if let Some(scaling) = self.scaling(&|field| self.own(field))? {
+            put("rope_scaling", scaling);
+        }
+        if family == "gemma3_text" {
+            let theta = self.number(&self.own("rope.freq_base_swa")).unwrap_or(10_000.0);
+            put("rope_local_base_freq", json!(theta));
+        }
+        Ok(())
+    }
+
+    /// Puts the sliding window of a decoder, and which layers have it.
+    fn put_windows(&self, family: &str, config: &mut Config) -> Result<(), String> {
+        let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
+        match self.whole(&self.own("attention.sliding_window")).filter(|n| *n > 0) {
+            Some(window) => put("sliding_window", json!(window)),
+            None if family == "gemma3_text" => put("sliding_window", Json::Null),
+            None => {}
+        }
+        let field = self.own("attention.sliding_window_pattern");
+        if let Some(every) = self.fields.get(&field) {
+            let types = layer_types(every, self.count("block_count")?);
+            put("layer_types", json!(types.ok_or_else(|| format!("{field} is {every:?}"))?));
+        }
+        Ok(())
+    }
+
+    /// Puts how a decoder scales and caps attention scores and logits, where it is a Gemma.
+    fn put_scores(&self, config: &mut Config) -> Result<(), String> {
+        let mut put = |key: &str, value: Json| drop(config.insert(key.to_owned(), value));
+        let gemma = self.gemma();
+        if let Some(layers) = gemma {
+            let heads = self.count("attention.head_count")?;
+            let wide = self.count("block_count")? >= layers && heads > 0;
+            let scalar =
+                if wide { self.count("embedding_length")? / heads } else { self.head_width()? };
+            put("query_pre_attn_scalar", json!(scalar));
+        }
+        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            match (self.number(&self.own(cap)).filter(|cap| *cap != 0.0), gemma) {
+                (Some(most), Some(_)) => put(cap, json!(most)),
+                (Some(_), None) => {
+                    return Err(format!("it has {}, which is not done here", self.own(cap)));
+                }
+                (None, _) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The scaling rule of rotary positions, as `rope_scaling` has it.

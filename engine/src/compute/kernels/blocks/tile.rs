@@ -1,5 +1,6 @@
 //! Sums of products of a few rows with groups of inputs of a panel.
 // Hot path: no locks, no logging, no allocation.
+#![allow(unsafe_code)]
 
 use super::{LINE, Tail, coding::Coding, record, vectors::Vectors};
 use crate::{compute::kernels::packed::PAIR, weights::PANEL};

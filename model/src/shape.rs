@@ -85,7 +85,7 @@ pub struct WriteError {
 }
 
 impl WriteError {
-    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<'_> {
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<'_> {
         move |source| Self { path: path.to_owned(), source }
     }
 }

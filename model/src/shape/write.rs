@@ -1,6 +1,7 @@
 //! Writes random weights into safetensors files, as fast as the disk takes them.
 
 use super::{Fill, Tensor, WriteError};
+use crate::random::{BUFFER, Numbers, flushed};
 use galaxy_common::WeightFormat;
 use half::{
     bf16, f16,
@@ -11,13 +12,8 @@ use std::{
     fs::File,
     io::{self, Write},
     path::Path,
-    sync::mpsc::sync_channel,
 };
 
-/// Bytes that are computed and written at once.
-const BUFFER: usize = 1 << 20;
-/// Bytes between two flushes to the disk.
-const PIECE: usize = 128 << 20;
 /// The largest weight: of a uniform distribution with the deviation of 0.02 that models are
 /// initialised with.
 const AMPLITUDE: f32 = 0.0346;
@@ -96,61 +92,19 @@ fn file(
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    // Meanwhile another thread waits for the disk, one flush behind: memory does not fill up with
-    // unwritten bytes, and progress is that of the disk.
-    let (written, pieces) = sync_channel::<()>(0);
-    let same = file.try_clone()?;
-    std::thread::scope(|scope| {
-        let disk = scope.spawn(move || pieces.iter().try_for_each(|()| same.sync_data()));
-        let mut pending = 0;
+    flushed(&mut file, |put| {
         for tensor in tensors {
             let mut numbers = Numbers::new(&tensor.name);
             let mut left = tensor.values();
             while left > 0 {
                 let bytes = buffer.fill(tensor.fill, &mut numbers, left);
-                file.write_all(bytes)?;
+                put(bytes)?;
                 progress(bytes.len() as u64);
                 left -= (bytes.len() / value) as u64;
-                pending += bytes.len();
-                // A disk that failed no longer has a receiver; its error is returned at the end.
-                if pending >= PIECE && written.send(()).is_ok() {
-                    pending = 0;
-                }
             }
         }
-        drop(written);
-        disk.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    file.sync_all()?;
-    Ok(())
-}
-
-/// Pseudo-random numbers that depend on nothing but a tensor's name.
-struct Numbers {
-    seed: u32,
-    next: u32,
-}
-
-impl Numbers {
-    fn new(name: &str) -> Self {
-        let digest = blake3::hash(name.as_bytes());
-        let seed = digest.as_bytes().iter().take(4).fold(0, |n, &b| n << 8 | u32::from(b));
-        Self { seed, next: 0 }
-    }
-
-    /// Fills `out` with values in `center - amplitude ..= center + amplitude`. Each is a hash of
-    /// its place, not of the value before it, so that the compiler computes many at once.
-    fn fill(&mut self, out: &mut [f32], center: f32, amplitude: f32) {
-        let scale = amplitude / 2f32.powi(31);
-        for (value, place) in out.iter_mut().zip(0u32..) {
-            let mut x = self.next.wrapping_add(place).wrapping_mul(0x9e37_79b9) ^ self.seed;
-            x = (x ^ x >> 16).wrapping_mul(0x7feb_352d);
-            x = (x ^ x >> 15).wrapping_mul(0x846c_a68b);
-            x ^= x >> 16;
-            *value = center + scale * x.cast_signed() as f32;
-        }
-        self.next = self.next.wrapping_add(out.len() as u32);
-    }
+        Ok(())
+    })
 }
 
 /// The buffers in which a part of a tensor is computed and encoded.

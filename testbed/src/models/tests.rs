@@ -188,8 +188,26 @@ fn unknown_models_and_a_lack_of_disk_space_are_errors_with_a_reason() {
     let cache = tempfile::tempdir().unwrap();
     let error = ensure(cache.path(), "bert-huge").unwrap_err().to_string();
     assert!(error.contains("bert-huge") && error.contains("gpt2-large"), "{error}");
+    assert!(error.contains("yolov4-416"), "{error}");
     if cfg!(target_os = "linux") {
-        let error = room(cache.path(), "x", Bytes(u64::MAX)).unwrap_err().to_string();
+        let error = kept::room(cache.path(), "x", Bytes(u64::MAX)).unwrap_err().to_string();
         assert!(error.contains("must stay free"), "{error}");
     }
+}
+
+#[test]
+fn a_network_is_written_once_and_its_file_is_read() {
+    let cache = tempfile::tempdir().unwrap();
+    let recipe = network("tiny-darts").unwrap();
+    assert!(!recipe.is_complete(cache.path()));
+    let path = recipe.ensure(cache.path()).unwrap();
+    assert!(recipe.is_complete(cache.path()));
+    let weights = path.with_file_name(galaxy_model::networks::WEIGHTS);
+    assert_eq!(std::fs::metadata(&weights).unwrap().len(), recipe.bytes().0);
+    let first = std::fs::metadata(&path).unwrap().modified().unwrap();
+    assert_eq!(recipe.ensure(cache.path()).unwrap(), path);
+    assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), first, "written again");
+    let file = galaxy_model::onnx::OnnxFile::open(&path).unwrap();
+    let network = galaxy_model::onnx::Network::of(&file, &Default::default()).unwrap();
+    assert_eq!(network.value(network.outputs[0]).dims, [1, 10]);
 }

@@ -104,6 +104,7 @@ fn the_order_of_least_memory_is_shown_with_its_proof() {
     let bytes = |name: &str| plan[name].as_u64().unwrap();
     assert!(bytes("least_bytes") < bytes("file_order_bytes"));
     assert_eq!(bytes("least_bytes"), bytes("bound_bytes"));
+    assert!(plan["ordering_ms"].as_f64().unwrap() >= 0.0);
 }
 
 #[test]

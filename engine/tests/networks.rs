@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use galaxy_engine::network::{NetworkEngine, NetworkTensor};
-use galaxy_model::onnx::{Fixed, Network, NewAttribute, NewModel, NewNode, NewTensor, OnnxFile};
+use galaxy_model::{
+    networks::catalogue,
+    onnx::{Fixed, Network, NewAttribute, NewModel, NewNode, NewTensor, OnnxFile},
+};
 use proptest::prelude::*;
 use std::io::Write;
 
@@ -310,4 +313,22 @@ fn what_depends_on_stored_values_alone_is_computed_once_and_packed() {
     assert_eq!(turned.memory(), plain.memory());
     let x = tensor(&[3, 100], 9);
     assert_eq!(turned.run(std::slice::from_ref(&x)).unwrap(), plain.run(&[x]).unwrap());
+}
+
+#[test]
+fn networks_with_many_branches_give_finite_values() {
+    for name in
+        ["tiny-darts", "shufflenet-v1", "shufflenet-v2", "darts", "nasnet-mobile", "randwire-1"]
+    {
+        let entry = catalogue().iter().find(|entry| entry.name == name).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        entry.describe().write(dir.path(), &mut |_| {}).unwrap();
+        let file = OnnxFile::open(&dir.path().join(galaxy_model::networks::MODEL)).unwrap();
+        let network = Network::of(&file, &Fixed::default()).unwrap();
+        let mut engine = NetworkEngine::load(&file, &network, 2).unwrap();
+        let results = engine.run(&[tensor(&[1, 3, entry.side, entry.side], 1)]).unwrap();
+        let most = results[0].values.iter().fold(0f32, |most, value| most.max(value.abs()));
+        assert!(results[0].values.iter().all(|value| value.is_finite()), "{name}");
+        assert!((1e-3..1e4).contains(&most), "{name}: values of {most}");
+    }
 }

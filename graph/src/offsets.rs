@@ -216,7 +216,7 @@ pub fn lifetimes(graph: &MemoryGraph, order: &[usize]) -> Result<GraphLifetimes,
 }
 
 /// States that the search for the order of least memory looks at, at most: under a second, and some ten megabytes.
-const SEARCH: usize = 50_000;
+pub const SEARCH: usize = 50_000;
 /// Bytes that the place of a value is a multiple of: a line of cache.
 const LINE: u64 = 64;
 
@@ -238,12 +238,21 @@ pub struct Arrangement {
 /// # Errors
 /// When the graph makes no sense.
 pub fn arrange(graph: &MemoryGraph) -> Result<Arrangement, MemoryError> {
-    let in_file: Vec<usize> = (0..graph.operators.len()).collect();
-    let least = graph.least(SEARCH)?;
-    let GraphLifetimes { lifetimes, buffers, .. } = lifetimes(graph, &least.order)?;
-    // A line is some bytes, and nothing goes before it comes: only the sum may be too large.
-    let placed = place(&lifetimes, LINE).map_err(|_| MemoryError::TooManyBytes)?;
-    let offset = |item: Option<usize>| item.map(|item| placed.offsets[item]);
-    let offsets = buffers.into_iter().map(offset).collect();
-    Ok(Arrangement { least, file_order: graph.peak(&in_file)?, offsets, size: placed.size })
+    Arrangement::of(graph, graph.least(SEARCH)?)
+}
+
+impl Arrangement {
+    /// Places the buffers of a graph in the order that a search found.
+    ///
+    /// # Errors
+    /// When the graph makes no sense, or the order is not one of its operators.
+    pub fn of(graph: &MemoryGraph, least: LeastMemory) -> Result<Self, MemoryError> {
+        let in_file: Vec<usize> = (0..graph.operators.len()).collect();
+        let GraphLifetimes { lifetimes, buffers, .. } = lifetimes(graph, &least.order)?;
+        // A line is some bytes, and nothing goes before it comes: only the sum may be too large.
+        let placed = place(&lifetimes, LINE).map_err(|_| MemoryError::TooManyBytes)?;
+        let offset = |item: Option<usize>| item.map(|item| placed.offsets[item]);
+        let offsets = buffers.into_iter().map(offset).collect();
+        Ok(Self { least, file_order: graph.peak(&in_file)?, offsets, size: placed.size })
+    }
 }

@@ -29,6 +29,7 @@ pub mod metronome;
 pub mod models;
 pub mod namespaces;
 pub mod network;
+pub mod orders;
 pub mod pairwise;
 pub mod peer;
 pub mod plot;

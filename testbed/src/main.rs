@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use galaxy_common::WireType;
 use galaxy_testbed::{
     ballast, calibrate, chaos, coldstart, commands, drift, evaluation, experiment, forward, golden,
-    hostile, inside, join, kernels, lean, links, metronome, models, probes, quotas, reader,
+    hostile, inside, join, kernels, lean, links, metronome, models, orders, probes, quotas, reader,
 };
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -47,6 +47,8 @@ enum Command {
     Join(join::Options),
     /// Writes models with random weights in the shapes of well-known ones, once.
     Models(models::Options),
+    /// Measures what the order of least memory saves in networks, and how long it takes to find.
+    Orders(orders::Options),
     /// Measures how near the links of an environment come to what was asked for.
     Links(links::Options),
     /// Measures how the probes of `galaxy profile` find rates, and how long they take.
@@ -137,6 +139,7 @@ fn run(command: Command) -> Result<()> {
         Command::Coldstart(options) => coldstart::run(&options),
         Command::Join(options) => join::run(&options),
         Command::Models(options) => models::run(&options),
+        Command::Orders(options) => orders::run(&options),
         Command::Links(options) => links::run(&options),
         Command::Probes(options) => probes::run(&options),
         Command::Quotas(options) => quotas::run(&options),

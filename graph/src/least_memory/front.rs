@@ -106,6 +106,64 @@ impl<'a> Front<'a> {
         list.extend(self.ready.0.iter().enumerate().flat_map(|(word, &bits)| ones(word, bits)));
     }
 
+    /// Puts the operators that can run next, with those that run right before them, into a list.
+    pub(super) fn list_choices(&mut self, list: &mut Vec<usize>) {
+        self.list_ready(list);
+        let mut next = 0;
+        let mut choices = Vec::new();
+        // Those that run right before others stand for these.
+        while let Some(&operator) = list.get(next) {
+            next += 1;
+            match self.graph.operators[operator].group.is_empty() {
+                false => choices.push(operator),
+                true => list.extend(self.graph.readers(operator)),
+            }
+        }
+        choices.sort_unstable();
+        choices.dedup();
+        self.work += list.len() + choices.len();
+        choices.retain(|&operator| self.can_run_group(operator));
+        *list = choices;
+    }
+
+    /// Whether an operator can run, once those have run that do so right before it.
+    fn can_run_group(&self, operator: usize) -> bool {
+        let graph = self.graph;
+        // What one of those makes is made in time.
+        let is_late = |&maker: &usize| graph.operators[maker].group.is_empty();
+        let comes = |&read: &usize| {
+            self.is_made(read) || graph.buffers[read].maker.as_ref().is_some_and(is_late)
+        };
+        let group = graph.operators[operator].group.iter();
+        group.flat_map(|&own| &graph.operators[own].reads).all(comes)
+    }
+
+    /// Runs an operator after those that run right before it, and lists them. The peak of that and of `peak`; none if it
+    /// is not less than `under`, and nothing has run then.
+    pub(super) fn run_group(
+        &mut self,
+        operator: usize,
+        peak: u64,
+        under: u64,
+        ran: &mut Vec<usize>,
+    ) -> Option<u64> {
+        let graph = self.graph;
+        let (mut peak, before) = (peak, ran.len());
+        for &own in &graph.operators[operator].group {
+            if self.has_run(own) {
+                continue;
+            }
+            peak = peak.max(self.during(own));
+            if peak >= under {
+                ran.drain(before..).for_each(|operator| self.undo(operator));
+                return None;
+            }
+            self.run(own);
+            ran.push(own);
+        }
+        Some(peak)
+    }
+
     /// The first buffer that an operator reads and that is not made.
     pub(super) fn missing(&self, operator: usize) -> Option<usize> {
         self.graph.operators[operator].reads.iter().copied().find(|&read| !self.is_made(read))
@@ -113,9 +171,7 @@ impl<'a> Front<'a> {
 
     /// Operators that can run now and read what `operator` made.
     pub(super) fn followers(&self, operator: usize) -> impl Iterator<Item = usize> {
-        let made = self.graph.operators[operator].makes.iter();
-        let readers = made.flat_map(|&made| &self.graph.buffers[made].readers);
-        readers.copied().filter(|&reader| self.ready.has(reader))
+        self.graph.readers(operator).filter(|&reader| self.ready.has(reader))
     }
 
     /// Bytes that are there while an operator runs next.

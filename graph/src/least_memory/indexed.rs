@@ -2,6 +2,9 @@
 
 use super::{MemoryError, MemoryGraph};
 
+/// The most operators in a row that run right before another one.
+const CHAIN: usize = 8;
+
 /// A buffer, and who makes and reads it.
 pub(crate) struct Buffer {
     pub(crate) bytes: u64,
@@ -25,6 +28,9 @@ pub(crate) struct Operator {
     pub(crate) leaves: u64,
     /// A buffer whose bytes one of its results takes over if it is the buffer's last reader, and that result.
     pub(crate) in_place: Option<(usize, usize)>,
+    /// Operators that run right before it if they have not run yet, each after those that it needs; itself the last.
+    /// None if it is one that runs right before others.
+    pub(crate) group: Vec<usize>,
 }
 
 /// A memory graph that was checked: buffers exist and are made once, and no operators wait for each
@@ -68,9 +74,10 @@ impl Indexed {
         let cost = |operator| cost(graph, &buffers, operator);
         let operators = (0..graph.operators.len()).map(cost).collect::<Result<_, _>>()?;
         let at_start = buffers.iter().filter(|b| b.is_input).map(|b| b.bytes).sum();
-        let indexed = Self { buffers, operators, at_start };
+        let mut indexed = Self { buffers, operators, at_start };
         indexed.find_unmade()?;
-        indexed.find_cycle()?;
+        let order = indexed.any_order()?;
+        indexed.group(&order);
         Ok(indexed)
     }
 
@@ -106,15 +113,16 @@ impl Indexed {
         Ok(())
     }
 
-    /// Whether operators wait for each other.
-    fn find_cycle(&self) -> Result<(), MemoryError> {
+    /// An order in which all operators can run, unless some wait for each other.
+    fn any_order(&self) -> Result<Vec<usize>, MemoryError> {
         let mut waits: Vec<usize> =
             (0..self.operators.len()).map(|operator| self.makers(operator).count()).collect();
         let mut ready: Vec<usize> =
             (0..waits.len()).filter(|&operator| waits[operator] == 0).collect();
+        let mut order = Vec::with_capacity(waits.len());
         while let Some(operator) = ready.pop() {
-            let made = self.operators[operator].makes.iter();
-            for &reader in made.flat_map(|&made| &self.buffers[made].readers) {
+            order.push(operator);
+            for reader in self.readers(operator) {
                 waits[reader] -= 1;
                 if waits[reader] == 0 {
                     ready.push(reader);
@@ -122,7 +130,7 @@ impl Indexed {
             }
         }
         let Some(stuck) = waits.iter().position(|&waits| waits > 0) else {
-            return Ok(());
+            return Ok(order);
         };
         // Whoever is stuck waits for another that is stuck; after as many steps as there are
         // operators, one is on a cycle.
@@ -133,9 +141,61 @@ impl Indexed {
         Err(MemoryError::Cycle { operator, other: before(operator) })
     }
 
+    /// Whether there is a best order in which an operator runs as late as it can, right before one that reads its result.
+    ///
+    /// It reads one buffer at most, which it overwrites if it is the last reader, and otherwise adds as many bytes; or it
+    /// adds bytes and frees none. So bytes that are there after it are those while it ran, and not fewer than before.
+    /// Where another one that does not need it comes next, the two may change places: the other one then runs with no
+    /// more bytes, and this one with no more than the other did. Which of several such operators comes first matters not.
+    fn is_late(&self, operator: usize) -> bool {
+        let own = &self.operators[operator];
+        let [made] = own.makes[..] else { return false };
+        let frees_none = match own.reads[..] {
+            [] => true,
+            [read] => own.in_place.is_some() || self.buffers[read].is_kept,
+            _ => false,
+        };
+        let made = &self.buffers[made];
+        frees_none && own.adds == own.leaves && !made.is_kept && !made.readers.is_empty()
+    }
+
+    /// Notes which operators run right before which; `order` is one in which all can run.
+    fn group(&mut self, order: &[usize]) {
+        // How many of those that run late end in each; 0 if it is none.
+        let mut late = vec![0; order.len()];
+        let before = |late: &[usize], operator: usize| {
+            self.makers(operator).next().filter(|&maker| late[maker] > 0)
+        };
+        for &operator in order.iter().filter(|&&operator| self.is_late(operator)) {
+            let length = 1 + before(&late, operator).map_or(0, |maker| late[maker]);
+            late[operator] = if length <= CHAIN { length } else { 0 };
+        }
+        let mut seen = vec![usize::MAX; order.len()];
+        let mut groups = vec![Vec::new(); order.len()];
+        for (operator, group) in groups.iter_mut().enumerate() {
+            if late[operator] > 0 {
+                continue;
+            }
+            for maker in self.makers(operator).filter(|&maker| late[maker] > 0) {
+                let chain: Vec<usize> =
+                    std::iter::successors(Some(maker), |&next| before(&late, next)).collect();
+                let new = |&&own: &&usize| std::mem::replace(&mut seen[own], operator) != operator;
+                group.extend(chain.iter().rev().filter(new));
+            }
+            group.push(operator);
+        }
+        self.operators.iter_mut().zip(groups).for_each(|(own, group)| own.group = group);
+    }
+
     /// Operators that make what an operator reads, one for each buffer.
     fn makers(&self, operator: usize) -> impl Iterator<Item = usize> {
         self.operators[operator].reads.iter().filter_map(|&read| self.buffers[read].maker)
+    }
+
+    /// Operators that read what an operator makes, for each buffer.
+    pub(crate) fn readers(&self, operator: usize) -> impl Iterator<Item = usize> {
+        let made = self.operators[operator].makes.iter();
+        made.flat_map(|&made| &self.buffers[made].readers).copied()
     }
 }
 
@@ -199,5 +259,6 @@ fn cost(graph: &MemoryGraph, buffers: &[Buffer], operator: usize) -> Result<Oper
         leaves: stays.map(|made| made.bytes).sum(),
         makes: own.makes.clone(),
         in_place: own.in_place.filter(shares),
+        group: Vec::new(),
     })
 }

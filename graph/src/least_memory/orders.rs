@@ -102,7 +102,6 @@ pub(super) fn beam(graph: &Indexed, under: u64) -> Option<Found> {
     let mut waiting: Vec<HashMap<Rc<[u64]>, Step>> = (0..=count).map(|_| HashMap::new()).collect();
     waiting[front.count()].insert(first.done.clone(), first);
     let mut steps: Vec<Step> = Vec::new();
-    let mut ready = Vec::new();
     for size in 0..count {
         let mut level: Vec<Step> = std::mem::take(&mut waiting[size]).into_values().collect();
         level.sort_unstable_by(|a, b| (a.peak, a.live, &a.done).cmp(&(b.peak, b.live, &b.done)));
@@ -112,17 +111,11 @@ pub(super) fn beam(graph: &Indexed, under: u64) -> Option<Found> {
                 break;
             }
             front.go_to(&step.done);
-            front.list_ready(&mut ready);
-            ready.sort_by_key(|&operator| {
-                (front.during(operator).max(step.peak), front.after(operator), operator)
-            });
-            for &operator in ready.iter().take(CHOICES) {
-                let peak = step.peak.max(front.during(operator));
-                if peak >= under {
+            for operator in choices(&mut front, step.peak, under) {
+                let mut ran = Vec::new();
+                let Some(peak) = front.run_group(operator, step.peak, under, &mut ran) else {
                     continue;
-                }
-                let mut ran = vec![operator];
-                front.run(operator);
+                };
                 front.close(peak, &mut ran);
                 let known = &mut waiting[front.count()];
                 if known.get(front.done()).is_none_or(|other| peak < other.peak) {
@@ -137,6 +130,21 @@ pub(super) fn beam(graph: &Indexed, under: u64) -> Option<Found> {
     }
     let last = std::mem::take(&mut waiting[count]).into_values().next()?;
     found(graph, walk_back(&steps, &last))
+}
+
+/// The operators to try next: those that raise the peak least, and then those that leave the fewest bytes.
+fn choices(front: &mut Front<'_>, peak: u64, under: u64) -> Vec<usize> {
+    let (mut choices, mut ran) = (Vec::new(), Vec::new());
+    front.list_choices(&mut choices);
+    let mut ranked: Vec<(u64, u64, usize)> = Vec::new();
+    for operator in choices {
+        if let Some(peak) = front.run_group(operator, peak, under, &mut ran) {
+            ranked.push((peak, front.live(), operator));
+            ran.drain(..).for_each(|operator| front.undo(operator));
+        }
+    }
+    ranked.sort_unstable();
+    ranked.into_iter().take(CHOICES).map(|(_, _, operator)| operator).collect()
 }
 
 /// The order that leads to a step.

@@ -16,6 +16,10 @@ use std::{
     rc::Rc,
 };
 
+/// How often operators are looked at, run or taken back for each state, on average: more than in networks, and a bound for
+/// graphs in which very many operators can run next.
+const WORK: usize = 600;
+
 /// A set of operators that have run, and the best way there that is known.
 struct State {
     done: Rc<[u64]>,
@@ -26,8 +30,9 @@ struct State {
     ran: Box<[usize]>,
 }
 
-/// What a state is ranked by: its peak, the operators that are left, its live bytes, its number.
-type Rank = Reverse<(u64, usize, u64, usize)>;
+/// What a state is ranked by: the peak of going on from it, the operators that are left, its live bytes, its number; and
+/// up to which peak it was gone on from before, if it was.
+type Rank = Reverse<(u64, usize, u64, usize, Option<u64>)>;
 
 /// How a search ended.
 enum End {
@@ -91,10 +96,10 @@ impl<'a> Search<'a> {
     }
 
     fn run(&mut self, limit: usize) -> End {
-        let mut ready = Vec::new();
+        let mut choices = Vec::new();
         let mut ran = Vec::new();
-        while let Some(&Reverse((peak, left, _, number))) = self.waiting.peek() {
-            if peak > self.states[number].peak {
+        while let Some(&Reverse((peak, left, live, number, before))) = self.waiting.peek() {
+            if before.is_none() && peak > self.states[number].peak {
                 // A better way there was found since.
                 self.waiting.pop();
                 continue;
@@ -102,22 +107,29 @@ impl<'a> Search<'a> {
             if left == 0 {
                 return End::Full(number);
             }
-            if self.states.len() >= limit {
+            if self.states.len() >= limit || self.front.work() > limit.saturating_mul(WORK) {
                 return End::Cut(peak);
             }
             self.waiting.pop();
             self.front.go_to(&self.states[number].done);
-            self.front.list_ready(&mut ready);
-            for &operator in &ready {
-                let peak = peak.max(self.front.during(operator));
-                if peak >= self.under {
+            self.front.list_choices(&mut choices);
+            let mut next = self.under;
+            for &operator in &choices {
+                let (own, front) = (self.states[number].peak, &mut self.front);
+                let Some(with) = front.run_group(operator, own, self.under, &mut ran) else {
                     continue;
+                };
+                if with > peak {
+                    next = next.min(with);
+                } else if before.is_none_or(|before| before < with) {
+                    self.front.close(with, &mut ran);
+                    self.meet(with, Some(number), &ran);
                 }
-                ran.push(operator);
-                self.front.run(operator);
-                self.front.close(peak, &mut ran);
-                self.meet(peak, Some(number), &ran);
                 ran.drain(..).for_each(|operator| self.front.undo(operator));
+            }
+            if next < self.under {
+                // It is gone on from with a higher peak when there is none with a lower one.
+                self.waiting.push(Reverse((next, left, live, number, Some(peak))));
             }
         }
         End::NoneBetter
@@ -132,7 +144,7 @@ impl<'a> Search<'a> {
         let ran = ran.into();
         let number = known.unwrap_or(self.states.len());
         let left = self.front.graph().operators.len() - self.front.count();
-        self.waiting.push(Reverse((peak, left, self.front.live(), number)));
+        self.waiting.push(Reverse((peak, left, self.front.live(), number, None)));
         if let Some(state) = self.states.get_mut(number) {
             (state.peak, state.before, state.ran) = (peak, before, ran);
             return;

@@ -177,6 +177,43 @@ fn chains_that_run_at_once_harm_no_peak() {
     }
 }
 
+/// Operators most of which overwrite the one buffer that they read, if they are its last readers, or read nothing; sizes
+/// are those of what is read, or any.
+fn factors(random: &mut Random, operators: usize) -> MemoryGraph {
+    let mut graph = MemoryGraph { bytes: vec![3, 1], inputs: vec![0, 1], ..MemoryGraph::default() };
+    let near = 2 + random.under(5);
+    for _ in 0..operators {
+        let made = graph.bytes.len();
+        let count = [0, 1, 1, 1, 1, 2, 3][random.under(7)];
+        let reads: Vec<usize> =
+            (0..count).map(|_| made - 1 - random.under(near.min(made))).collect();
+        let once = |read: &&usize| reads.iter().filter(|other| other == read).count() == 1;
+        let over = reads.first().filter(once).filter(|_| random.under(5) > 0).copied();
+        graph.bytes.push(match reads.first() {
+            Some(read) if random.under(5) > 0 => graph.bytes[*read],
+            _ => random.under(5) as u64,
+        });
+        let workspace = (random.under(8) == 0).into();
+        let in_place = over.map(|read| (read, made));
+        graph.operators.push(MemoryOperator { reads, makes: vec![made], workspace, in_place });
+    }
+    graph.kept = (0..graph.bytes.len()).filter(|_| random.under(8) == 0).collect();
+    shuffle(random, &mut graph);
+    graph
+}
+
+#[test]
+fn operators_that_run_as_late_as_they_can_harm_no_peak() {
+    let mut random = Random(20);
+    for case in 0..1500 {
+        let operators = random.under(13);
+        let graph = factors(&mut random, operators);
+        let found = graph.least(usize::MAX).expect("the graph makes sense");
+        assert_eq!(found.peak, Brute::least(&graph), "case {case}: {graph:?}");
+        assert_eq!(graph.peak(&found.order), Ok(found.peak), "case {case}: {graph:?}");
+    }
+}
+
 #[test]
 fn a_replay_agrees_with_the_definitions() {
     let mut random = Random(2);

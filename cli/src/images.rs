@@ -10,12 +10,17 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Reads an image file.
 pub fn file(path: &Path) -> Result<Vec<u8>, Failure> {
+    bounded(path, MAX_FILE_BYTES)
+}
+
+/// Reads a file of at most `most` bytes.
+pub fn bounded(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::new(format!("cannot read it: {error}")).at(path.display());
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        let what = format!("it is above the limit of {MAX_FILE_BYTES} bytes");
+    file.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > most {
+        let what = format!("it is above the limit of {most} bytes");
         return Err(Failure::new(what).at(path.display()));
     }
     Ok(bytes)

@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod choice;
+mod classify;
 mod connection;
 mod decoder;
 mod demo;
@@ -70,8 +71,9 @@ enum Command {
     /// by itself, or values.
     ///
     /// With --json: {"labels": [...], "logits": [[...], ...], "probabilities": [[...], ...], "report": {...}}, in the
-    /// order of the texts.
-    Classify(texts::ClassifyArgs),
+    /// order of the texts. With --model "scores" says whether the network gives "logits" or "probabilities"; there are no
+    /// logits in the second case.
+    Classify(classify::ClassifyArgs),
     /// Rank texts by how well they answer a query.
     ///
     /// For cross-encoders: models that read a query and a text together and have one class.
@@ -164,7 +166,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
     runtime.block_on(async {
         match command {
             Command::Embed(args) => texts::embed(args).await,
-            Command::Classify(args) => texts::classify(args).await,
+            Command::Classify(args) => classify::classify(args).await,
             Command::Rerank(args) => texts::rerank(args).await,
             Command::Generate(args) => generate::generate(args).await,
             Command::Chat(args) => chat::chat(args).await,
@@ -265,6 +267,8 @@ mod tests {
             "galaxy embed --prompt query --dimensions 256 --normalize hello",
             "galaxy rerank hello world there --json",
             "galaxy classify fine --coordinator 10.0.0.1:7000 --identity keys/laptop",
+            "galaxy classify --image a.png --model m.onnx --resize 256 --mean 104,117,123 --scale 1 --channels bgr",
+            "galaxy classify --image a.png --model m.onnx --labels l.txt --resize stretch --std 1 --scores logits",
             "galaxy chat --system brief --max-tokens 9 --temperature 0.5 --json",
             "galaxy chat --model m.gguf --devices 2 --cache f16",
             "galaxy chat --cluster c.toml --template m --coordinator 10.0.0.1:7000",
@@ -308,6 +312,11 @@ mod tests {
             "galaxy run --output hidden",
             "galaxy embed --prompt query --prompt-text q: hello",
             "galaxy embed --dimensions 0 hello",
+            "galaxy classify fine --model m.onnx",
+            "galaxy classify --image a.png --mean 0.5",
+            "galaxy classify --image a.png --model m.onnx --mean 1,2",
+            "galaxy classify --image a.png --model m.onnx --std 0",
+            "galaxy classify --image a.png --model m.onnx --resize 0",
             "galaxy rerank",
             "galaxy run --ids 5,x",
             "galaxy run --ids 5 --devices 2",

@@ -76,7 +76,7 @@ pub struct Shapes {
 }
 
 /// A failure of an ONNX file.
-fn failed(error: ModelError) -> Failure {
+pub fn failed(error: ModelError) -> Failure {
     Failure::new(error.to_string())
 }
 
@@ -106,11 +106,26 @@ struct Document {
 
 /// How a network ran.
 #[derive(Serialize)]
-struct Report {
-    load_ms: f64,
-    execute_ms: f64,
-    weight_bytes: u64,
-    arena_bytes: u64,
+pub struct Report {
+    /// The time until it was ready to run.
+    pub load_ms: f64,
+    /// The time that it ran.
+    pub execute_ms: f64,
+    /// Bytes of its weights as held.
+    pub weight_bytes: u64,
+    /// Bytes of the arena of all values that operators compute.
+    pub arena_bytes: u64,
+}
+
+impl Report {
+    /// The report of a network that was ready and was over at these times.
+    pub fn of(engine: &NetworkEngine, [begin, loaded, ended]: [Instant; 3]) -> Self {
+        let NetworkMemory { weights: Bytes(weight_bytes), arena: Bytes(arena_bytes), .. } =
+            engine.memory();
+        let milliseconds = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
+        let (load_ms, execute_ms) = (milliseconds(begin, loaded), milliseconds(loaded, ended));
+        Self { load_ms, execute_ms, weight_bytes, arena_bytes }
+    }
 }
 
 /// The inputs of a network by their names: those that are given when it runs, and those that shapes depend on.
@@ -199,16 +214,7 @@ fn here(path: &Path, inputs: &[InputFile], threads: Option<u16>) -> Result<Docum
         engine.inputs().filter_map(|(name, _)| tensors.remove(name)).collect();
     let loaded = Instant::now();
     let results = engine.run(&ordered).map_err(wrong)?;
-    let ended = Instant::now();
-    let NetworkMemory { weights: Bytes(weight_bytes), arena: Bytes(arena_bytes), .. } =
-        engine.memory();
-    let milliseconds = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
-    let report = Report {
-        load_ms: milliseconds(begin, loaded),
-        execute_ms: milliseconds(loaded, ended),
-        weight_bytes,
-        arena_bytes,
-    };
+    let report = Report::of(&engine, [begin, loaded, Instant::now()]);
     let named = |((name, _), tensor): ((&str, &[u64]), NetworkTensor)| NamedTensor {
         name: name.to_owned(),
         shape: tensor.dims,

@@ -1,20 +1,18 @@
-//! `galaxy embed`, `galaxy classify` and `galaxy rerank`.
+//! `galaxy embed` and `galaxy rerank`, and the texts that commands take.
 
-use super::{Connection, failure::Failure, images, json, milliseconds, print, progress};
+use super::{Connection, failure::Failure, json, milliseconds, print, progress};
 use clap::Args;
-use galaxy_client::{
-    Classes, ClientError, EmbedOptions, Embeddings, Prefix, Ranking, Report, TooLong,
-};
+use galaxy_client::{ClientError, EmbedOptions, Embeddings, Prefix, Ranking, Report, TooLong};
 use std::{fmt::Write as _, io::Read, num::NonZeroU32, path::PathBuf};
 
 /// The largest file of texts that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 /// The most values of a vector, or classes, that are shown in a line.
-const SHOWN: usize = 6;
+pub(super) const SHOWN: usize = 6;
 
 /// Arguments that name texts.
 #[derive(Args, Debug)]
-struct Texts {
+pub(super) struct Texts {
     /// Texts, one per argument.
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
@@ -26,7 +24,7 @@ struct Texts {
     truncate: bool,
     /// Print one JSON object.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// Arguments of `galaxy embed`.
@@ -48,18 +46,6 @@ pub struct EmbedArgs {
     /// Scale vectors to length one, whatever the model's files say.
     #[arg(long)]
     normalize: bool,
-    #[command(flatten)]
-    connection: Connection,
-}
-
-/// Arguments of `galaxy classify`.
-#[derive(Args, Debug)]
-pub struct ClassifyArgs {
-    #[command(flatten)]
-    texts: Texts,
-    /// Image file to classify instead of texts, PNG or JPEG; may be given several times.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "file"])]
-    image: Vec<PathBuf>,
     #[command(flatten)]
     connection: Connection,
 }
@@ -89,7 +75,7 @@ impl EmbedArgs {
 }
 
 impl Texts {
-    fn read(&self) -> Result<Vec<String>, Failure> {
+    pub(super) fn read(&self) -> Result<Vec<String>, Failure> {
         let mut texts = self.texts.clone();
         if let Some(path) = &self.file {
             texts.extend(lines(path)?);
@@ -101,13 +87,13 @@ impl Texts {
         Ok(texts)
     }
 
-    fn too_long(&self) -> TooLong {
+    pub(super) fn too_long(&self) -> TooLong {
         if self.truncate { TooLong::Truncate } else { TooLong::Refuse }
     }
 }
 
 /// Why a call about texts failed: these commands can cut what is too long.
-fn failure(error: ClientError) -> Failure {
+pub(super) fn failure(error: ClientError) -> Failure {
     let is_too_long = error.code() == "text_too_long";
     let failure = Failure::from(error);
     if is_too_long { failure.todo("--truncate cuts it") } else { failure }
@@ -139,24 +125,6 @@ pub async fn embed(args: EmbedArgs) -> Result<(), Failure> {
     if args.texts.json { print(&json(&answer)?) } else { print(&embeddings(&texts, &answer)) }
 }
 
-/// Runs `galaxy classify`.
-pub async fn classify(args: ClassifyArgs) -> Result<(), Failure> {
-    let (names, answer) = if args.image.is_empty() {
-        let texts = args.texts.read()?;
-        let client = args.connection.open().await?;
-        let work = client.classify_with(&texts, args.texts.too_long());
-        let answer = progress::watch("classifying", work).await.map_err(failure)?;
-        (texts, answer)
-    } else {
-        let files = args.image.iter().map(|path| images::file(path));
-        let files = files.collect::<Result<Vec<_>, _>>()?;
-        let client = args.connection.open().await?;
-        let answer = progress::watch("classifying", client.classify_images(&files)).await?;
-        (args.image.iter().map(|path| path.display().to_string()).collect(), answer)
-    };
-    if args.texts.json { print(&json(&answer)?) } else { print(&classes(&names, &answer)) }
-}
-
 /// Runs `galaxy rerank`.
 pub async fn rerank(args: RerankArgs) -> Result<(), Failure> {
     let texts = args.texts.read()?;
@@ -179,19 +147,6 @@ fn embeddings(texts: &[String], answer: &Embeddings) -> String {
     let mut out = String::new();
     for (text, vector) in texts.iter().zip(&answer.vectors) {
         let _ = writeln!(out, "{} {}", values(vector), excerpt(text));
-    }
-    out + &cost(texts.len(), &answer.report)
-}
-
-fn classes(texts: &[String], answer: &Classes) -> String {
-    let mut out = String::new();
-    for (text, probabilities) in texts.iter().zip(&answer.probabilities) {
-        let mut ranked: Vec<_> = answer.labels.iter().zip(probabilities).collect();
-        ranked.sort_by(|a, b| b.1.total_cmp(a.1));
-        let shown: Vec<String> =
-            ranked.iter().take(SHOWN).map(|(label, p)| format!("{label} {p:.4}")).collect();
-        let more = if ranked.len() > SHOWN { ", ..." } else { "" };
-        let _ = writeln!(out, "{}{more}  {}", shown.join(", "), excerpt(text));
     }
     out + &cost(texts.len(), &answer.report)
 }
@@ -262,19 +217,6 @@ mod tests {
         assert_eq!(said, "error: text 0 has 900 tokens; --truncate cuts it");
         let said = failure(error("empty_text")).to_string();
         assert_eq!(said, "error: text 0 has 900 tokens");
-    }
-
-    #[test]
-    fn classes_are_ranked_by_probability() {
-        let answer = Classes {
-            labels: vec!["bad".into(), "good".into()],
-            logits: vec![vec![0.0, 3f32.ln()]],
-            probabilities: vec![vec![0.25, 0.75]],
-            report: Report { requests: vec![RequestId(4)], tokens: 3, ..Report::default() },
-        };
-        let shown = classes(&["fine".to_owned()], &answer);
-        assert!(shown.starts_with("good 0.7500, bad 0.2500  \"fine\"\n"), "{shown}");
-        assert!(shown.contains("request 4: 1 text, 3 tokens; queue 0.00 ms"), "{shown}");
     }
 
     #[test]

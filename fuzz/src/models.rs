@@ -102,6 +102,9 @@ pub(crate) fn onnx(bytes: &[u8]) {
     let file = fs::File::create(dir.path().join("w")).expect("a file");
     file.set_len(DATA).expect("room for it");
     let opened = OnnxFile::open(&path);
+    if let Ok(Err(error)) = opened.as_ref().map(OnnxFile::labels) {
+        said(&error);
+    }
     match opened.and_then(|file| Network::of(&file, &Fixed::default())) {
         Ok(network) => {
             let graph = MemoryGraph::of_network(&network);

@@ -4,6 +4,10 @@
 //! for the same pixels. (Pillow 13 resizes the columns of some tall images first, which changes some values by 1 in
 //! 255.) PNG is decoded exactly; JPEG decoders differ from one another by steps of that size.
 
+mod resize;
+
+pub use resize::{Filter, Resizing};
+
 use crate::{
     config::{self, Fields},
     error::ModelError,
@@ -17,6 +21,7 @@ use crate::{
     spec::Patches,
 };
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits, RgbImage};
+use resize::{cut_centre, resize};
 use std::{io::Cursor, path::Path};
 
 /// The most pixels that a side of a decoded image may have.
@@ -67,51 +72,29 @@ const PROCESSORS: &[&str] = &[
     "\"ViTFeatureExtractor\"",
 ];
 
+/// How images become the values that a model reads.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Preparation {
+    /// The width and height that the model reads, in pixels.
+    pub size: (u32, u32),
+    /// How images are brought to it.
+    pub resize: Resizing,
+    /// How pixels are interpolated for that.
+    pub filter: Filter,
+    /// What each value, from 0 to 255, is multiplied by.
+    pub scale: f64,
+    /// The mean that is then subtracted from each channel, in the order in which the model reads them.
+    pub mean: [f32; 3],
+    /// The deviation that each channel is divided by at last.
+    pub deviation: [f32; 3],
+    /// Whether the model reads blue first and red last, and not the other way round.
+    pub blue_first: bool,
+}
+
 /// Turns images into the values that a model reads.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ImageProcessor {
-    patches: Patches,
-    /// Width and height to which images are resized, if they are.
-    resize: Option<(u32, u32)>,
-    filter: Filter,
-    /// What each value, from 0 to 255, is multiplied by.
-    rescale: f64,
-    /// The mean that is subtracted from each channel, and the deviation that it is then divided by.
-    normalise: Option<([f32; 3], [f32; 3])>,
-}
-
-/// How pixels are interpolated when an image is resized. The numbers are Pillow's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Filter {
-    Lanczos = 1,
-    Bilinear = 2,
-    Bicubic = 3,
-}
-
-impl Filter {
-    /// How far from its place a pixel has weight, in pixels.
-    fn support(self) -> f64 {
-        match self {
-            Self::Bilinear => 1.0,
-            Self::Bicubic => 2.0,
-            Self::Lanczos => 3.0,
-        }
-    }
-
-    fn weight(self, x: f64) -> f64 {
-        let x = x.abs();
-        let sinc = |x: f64| match x {
-            0.0 => 1.0,
-            x => (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI),
-        };
-        match self {
-            Self::Bilinear if x < 1.0 => 1.0 - x,
-            Self::Bicubic if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
-            Self::Bicubic if x < 2.0 => ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0,
-            Self::Lanczos if x < 3.0 => sinc(x) * sinc(x / 3.0),
-            _ => 0.0,
-        }
-    }
+    how: Preparation,
 }
 
 impl ImageProcessor {
@@ -138,17 +121,18 @@ impl ImageProcessor {
         check(config, &[FIELDS])?;
         config.must_be("do_center_crop", false, "only whole images are read")?;
         let resize = match config.flag("do_resize", true)? {
-            false => None,
+            false => Resizing::Keep,
             // Old files have a single number.
-            true => Some(match config.inner(&["size"]) {
-                Ok(Some(size)) => {
-                    (size.count(&["width"], MAX_SIZE)?, size.count(&["height"], MAX_SIZE)?)
-                }
+            true => match config.inner(&["size"]) {
+                Ok(Some(size)) => Resizing::Stretch {
+                    width: size.count(&["width"], MAX_SIZE)?,
+                    height: size.count(&["height"], MAX_SIZE)?,
+                },
                 _ => {
                     let [height, width] = config.two("size", MAX_SIZE)?.unwrap_or([224, 224]);
-                    (width, height)
+                    Resizing::Stretch { width, height }
                 }
-            }),
+            },
         };
         let filter = match config.count_or_none(&["resample"], 5)?.unwrap_or(2) {
             1 => Filter::Lanczos,
@@ -159,15 +143,44 @@ impl ImageProcessor {
                 return Err(config.unknown("resample", &other.to_string(), known));
             }
         };
-        let rescale = match config.flag("do_rescale", true)? {
+        let scale = match config.flag("do_rescale", true)? {
             true => config.positive_or_none(&["rescale_factor"])?.unwrap_or(1.0 / 255.0),
             false => 1.0,
         };
-        let normalise = match config.flag("do_normalize", true)? {
-            true => Some((three(config, "image_mean", 0.0)?, three(config, "image_std", 1e-6)?)),
-            false => None,
+        let (mean, deviation) = match config.flag("do_normalize", true)? {
+            true => (three(config, "image_mean", 0.0)?, three(config, "image_std", 1e-6)?),
+            false => ([0.0; 3], [1.0; 3]),
         };
-        Ok(Self { patches, resize, filter, rescale, normalise })
+        let size = (patches.width, patches.height);
+        let how = Preparation { size, resize, filter, scale, mean, deviation, blue_first: false };
+        Ok(Self { how })
+    }
+
+    /// A processor that prepares images so.
+    ///
+    /// # Errors
+    /// When the size is too large, or larger than what is cut out of; or a number is not one to compute with.
+    pub fn new(how: Preparation) -> Result<Self, ImageError> {
+        let wrong = |why: String| Err(ImageError::Preparation { why });
+        let (width, height) = how.size;
+        let sides = match how.resize {
+            Resizing::Keep => [width, height, 1],
+            Resizing::Stretch { width: to_width, height: to_height } => {
+                [width.max(to_width), height.max(to_height), 1]
+            }
+            Resizing::Centre { shorter } => [width, height, shorter],
+        };
+        if sides.iter().any(|side| !(1..=MAX_SIZE).contains(side)) {
+            return wrong(format!("sides of {sides:?} pixels are not from 1 to {MAX_SIZE}"));
+        }
+        let all = how.mean.iter().chain(&how.deviation);
+        if !(how.scale.is_finite() && all.clone().all(|value| value.is_finite())) {
+            return wrong("a number of it is not finite".to_owned());
+        }
+        match how.deviation.iter().all(|value| *value > 0.0) {
+            true => Ok(Self { how }),
+            false => wrong("a deviation is not above zero".to_owned()),
+        }
     }
 
     /// The most memory in bytes that [`ImageProcessor::pixels`] takes, judged by the first bytes of an image.
@@ -178,12 +191,21 @@ impl ImageProcessor {
         let decoder = decoder(encoded)?;
         let (width, height) = decoder.dimensions();
         let pixels = u64::from(width) * u64::from(height);
-        let (to_width, to_height) = self.resize.unwrap_or((width, height));
+        let (to_width, to_height) = self.resized((width, height))?;
         // Rows are resized first.
         let resized = u64::from(to_width) * (u64::from(height) + u64::from(to_height));
         let values = u64::from(to_width) * u64::from(to_height) * 4;
         // The image is turned upright and converted to three colours, one after the other.
         Ok(decoder.total_bytes() * 2 + 3 * (pixels + resized + values))
+    }
+
+    /// The width and height to which an image of this width and height is resized.
+    fn resized(&self, have: (u32, u32)) -> Result<(u32, u32), ImageError> {
+        let to = self.how.resize.size(have);
+        match to != have && to.0.max(to.1) > MAX_SIZE {
+            true => Err(ImageError::Long { have, to, limit: MAX_SIZE }),
+            false => Ok(to),
+        }
     }
 
     /// Decodes an image, resizes and normalises it.
@@ -193,25 +215,29 @@ impl ImageProcessor {
     ///
     /// # Errors
     /// When the image is of an unknown kind, damaged or too large, or has another size than the model reads and is not
-    /// resized.
+    /// resized, or a smaller one than is cut out of it.
     pub fn pixels(&self, encoded: &[u8]) -> Result<Vec<f32>, ImageError> {
+        let how = &self.how;
         let mut image = decode(encoded)?;
-        if let Some((width, height)) = self.resize {
-            image = resize(&image, width, height, self.filter);
+        let (width, height) = self.resized(image.dimensions())?;
+        if image.dimensions() != (width, height) {
+            image = resize(&image, width, height, how.filter);
         }
-        let (have, want) = (image.dimensions(), (self.patches.width, self.patches.height));
+        let is_cut = matches!(how.resize, Resizing::Centre { .. });
+        if is_cut && image.width() >= how.size.0 && image.height() >= how.size.1 {
+            image = cut_centre(&image, how.size);
+        }
+        let (have, want) = (image.dimensions(), how.size);
         if have != want {
             return Err(ImageError::Size { have, want });
         }
         let count = image.width() as usize * image.height() as usize;
         let mut values = Vec::with_capacity(3 * count);
         for channel in 0..3 {
+            let from = if how.blue_first { 2 - channel } else { channel };
             let scaled = image.pixels().map(|pixel| {
-                let value = (f64::from(pixel.0[channel]) * self.rescale) as f32;
-                match &self.normalise {
-                    Some((mean, deviation)) => (value - mean[channel]) / deviation[channel],
-                    None => value,
-                }
+                let value = (f64::from(pixel.0[from]) * how.scale) as f32;
+                (value - how.mean[channel]) / how.deviation[channel]
             });
             values.extend(scaled);
         }
@@ -267,6 +293,24 @@ pub enum ImageError {
         have: (u32, u32),
         /// The width and height that the model reads.
         want: (u32, u32),
+    },
+    /// The image is so long that it would be too large once it is resized.
+    #[error(
+        "it has {} x {} pixels, which would be resized to {} x {}, and a side has {limit} at most: cut it first", have.0, have.1, to.0, to.1
+    )]
+    Long {
+        /// The image's width and height in pixels.
+        have: (u32, u32),
+        /// The width and height to which it would be resized.
+        to: (u32, u32),
+        /// The most pixels that a side may have.
+        limit: u32,
+    },
+    /// Images cannot be prepared as was asked for.
+    #[error("images cannot be prepared so: {why}")]
+    Preparation {
+        /// What is wrong, for people.
+        why: String,
     },
 }
 
@@ -337,61 +381,6 @@ fn jpeg_ends(bytes: &[u8]) -> bool {
     }
 }
 
-/// How many fractional bits the fixed-point weights have.
-const BITS: u32 = 22;
-
-/// For each of `to` pixels to which a side of `from` pixels is resized: the first pixel that has weight, and the
-/// weights of that one and of those after it.
-fn weights(from: u32, to: u32, filter: Filter) -> Vec<(usize, Vec<i64>)> {
-    let scale = f64::from(from) / f64::from(to);
-    let wide = scale.max(1.0);
-    let support = filter.support() * wide;
-    let of = |at: u32| {
-        let centre = (f64::from(at) + 0.5) * scale;
-        let first = ((centre - support + 0.5).max(0.0)) as usize;
-        let end = ((centre + support + 0.5) as usize).min(from as usize);
-        let weight = |pixel: usize| filter.weight((pixel as f64 - centre + 0.5) / wide);
-        let all: Vec<f64> = (first..end).map(weight).collect();
-        let sum: f64 = all.iter().sum();
-        let fixed = |weight: &f64| {
-            let share = if sum == 0.0 { *weight } else { weight / sum };
-            (share * f64::from(1u32 << BITS)).round() as i64
-        };
-        (first, all.iter().map(fixed).collect())
-    };
-    (0..to).map(of).collect()
-}
-
-/// Resizes an image in two passes, each rounded to 8 bits.
-fn resize(image: &RgbImage, width: u32, height: u32, filter: Filter) -> RgbImage {
-    let mixed = |values: &mut dyn Iterator<Item = (u8, i64)>| {
-        let sum: i64 = values.map(|(value, weight)| i64::from(value) * weight).sum();
-        ((sum + (1 << (BITS - 1))) >> BITS).clamp(0, 255) as u8
-    };
-    let mut image = image.clone();
-    if image.width() != width {
-        let columns = weights(image.width(), width, filter);
-        image = RgbImage::from_fn(width, image.height(), |x, y| {
-            let (first, weights) = &columns[x as usize];
-            image::Rgb([0, 1, 2].map(|channel| {
-                let pixel = |at: usize| image.get_pixel((first + at) as u32, y).0[channel];
-                mixed(&mut weights.iter().enumerate().map(|(at, weight)| (pixel(at), *weight)))
-            }))
-        });
-    }
-    if image.height() != height {
-        let lines = weights(image.height(), height, filter);
-        image = RgbImage::from_fn(image.width(), height, |x, y| {
-            let (first, weights) = &lines[y as usize];
-            image::Rgb([0, 1, 2].map(|channel| {
-                let pixel = |at: usize| image.get_pixel(x, (first + at) as u32).0[channel];
-                mixed(&mut weights.iter().enumerate().map(|(at, weight)| (pixel(at), *weight)))
-            }))
-        });
-    }
-    image
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -440,7 +429,8 @@ mod tests {
             ImageProcessor::read(&fields, patches)
         };
         let old = read(json!({ "size": 4 })).unwrap();
-        assert_eq!((old.resize, old.filter), (Some((4, 4)), Filter::Bilinear));
+        let stretch = Resizing::Stretch { width: 4, height: 4 };
+        assert_eq!((old.how.resize, old.how.filter), (stretch, Filter::Bilinear));
         for (config, want) in [
             (json!({ "do_center_crop": true }), "do_center_crop"),
             (json!({ "resample": 0 }), "resample"),
@@ -489,6 +479,43 @@ mod tests {
             opened(r#"{"do_flip": true, "size": {"width": 4, "height": 4, "d": 1}}"#);
         assert!(fine.is_ok());
         assert!(warnings[0].to_string().contains("\"do_flip\""), "{warnings:?}");
+    }
+
+    /// A picture of 4 x 2 pixels: the first row has 10, 20, 30, 40 of red, and all of blue is 200.
+    #[test]
+    fn images_are_prepared_as_is_said() {
+        let image = RgbImage::from_fn(4, 2, |x, y| image::Rgb([10 * (x + 1) as u8, y as u8, 200]));
+        let mut png = Vec::new();
+        image.write_with_encoder(image::codecs::png::PngEncoder::new(&mut png)).unwrap();
+        let how = Preparation {
+            size: (2, 2),
+            resize: Resizing::Centre { shorter: 2 },
+            filter: Filter::Bilinear,
+            scale: 0.5,
+            mean: [1.0, 2.0, 3.0],
+            deviation: [2.0, 1.0, 0.5],
+            blue_first: false,
+        };
+        let pixels = |how: &Preparation| ImageProcessor::new(how.clone()).unwrap().pixels(&png);
+        let red = [4.5, 7.0, 4.5, 7.0];
+        let rest = [-2.0, -2.0, -1.5, -1.5, 194.0, 194.0, 194.0, 194.0];
+        assert_eq!(pixels(&how).unwrap(), [&red[..], &rest].concat());
+        let blue_first = pixels(&Preparation { blue_first: true, ..how.clone() }).unwrap();
+        assert_eq!((blue_first[0], blue_first[8]), (49.5, 14.0));
+        let stretch = Resizing::Stretch { width: 2, height: 2 };
+        assert!(pixels(&Preparation { resize: stretch, ..how.clone() }).is_ok());
+        let wide = Preparation { size: (2, 3), ..how.clone() };
+        assert!(matches!(pixels(&wide), Err(ImageError::Size { have: (4, 2), .. })));
+        let long = Preparation { resize: Resizing::Centre { shorter: MAX_SIZE }, ..how.clone() };
+        assert!(matches!(pixels(&long), Err(ImageError::Long { to: (16_384, 8_192), .. })));
+        for wrong in [
+            Preparation { resize: Resizing::Centre { shorter: MAX_SIZE + 1 }, ..how.clone() },
+            Preparation { size: (0, 2), ..how.clone() },
+            Preparation { deviation: [1.0, 0.0, 1.0], ..how.clone() },
+            Preparation { scale: f64::NAN, ..how },
+        ] {
+            assert!(matches!(ImageProcessor::new(wrong), Err(ImageError::Preparation { .. })));
+        }
     }
 
     /// A small file that claims pixels of a gigabyte is refused by its first bytes.

@@ -5,6 +5,7 @@
 //! that is not known is an error that names the node.
 
 mod array;
+mod classes;
 mod file;
 mod fold;
 mod network;
@@ -18,6 +19,7 @@ mod wire;
 mod write;
 
 pub use array::{Array, Values};
+pub use classes::Scores;
 pub use file::{Axis, Declared, OnnxFile, read_tensor};
 pub use network::{Fixed, Network, NetworkNode, Source, Value, ValueId};
 pub use operator::{

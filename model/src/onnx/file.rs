@@ -25,6 +25,8 @@ const LATEST: i64 = 27;
 const READ_BYTES: u64 = 1 << 20;
 /// The most characters of a node's name in a message.
 const MAX_SHOWN: usize = 100;
+/// The most bytes of a text that an exporter has written under a key.
+const MAX_METADATA: u64 = 1 << 21;
 /// The most values of a list in an attribute.
 const MAX_LIST: usize = 1 << 20;
 
@@ -98,6 +100,8 @@ pub struct OnnxFile {
     /// The inputs that the model is given when it runs.
     pub(super) inputs: Vec<Declared>,
     pub(super) outputs: Vec<Declared>,
+    /// Texts of the exporter by their keys: where they lie.
+    metadata: Vec<(String, Range<u64>)>,
 }
 
 /// What is known of a file while it is parsed.
@@ -110,6 +114,7 @@ struct Parsed {
     initializers: Vec<StoredTensor>,
     inputs: Vec<Declared>,
     outputs: Vec<Declared>,
+    metadata: Vec<(String, Range<u64>)>,
 }
 
 impl OnnxFile {
@@ -128,7 +133,7 @@ impl OnnxFile {
                 ModelError::Header { path: path.to_owned(), problem: HeaderProblem::Onnx { text } }
             }
         })?;
-        let Parsed { opset, nodes, initializers, mut inputs, outputs, .. } = parsed;
+        let Parsed { opset, nodes, initializers, mut inputs, outputs, metadata, .. } = parsed;
         // Old files list what is stored as inputs, too.
         let stored: HashSet<&str> =
             initializers.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -144,7 +149,7 @@ impl OnnxFile {
             (Some(why), _) => return Err(ModelError::Onnx { path: path.to_owned(), why }),
             (None, opset) => (path.to_owned(), opset.unwrap_or(LATEST)),
         };
-        Ok(Self { path, file, opset, nodes, initializers, inputs, outputs })
+        Ok(Self { path, file, opset, nodes, initializers, inputs, outputs, metadata })
     }
 
     /// Where the file lies.
@@ -155,6 +160,26 @@ impl OnnxFile {
     /// The inputs that the model is given when it runs.
     pub fn inputs(&self) -> impl Iterator<Item = &Declared> {
         self.inputs.iter()
+    }
+
+    /// The text that the exporter has written under a key, if it has.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no text of a sensible length.
+    pub fn metadata(&self, key: &str) -> Result<Option<String>, ModelError> {
+        let Some((_, range)) = self.metadata.iter().find(|(of, _)| of == key) else {
+            return Ok(None);
+        };
+        let wrong = |why: &str| {
+            let why = format!("what it says under {key:?} {why}");
+            ModelError::Onnx { path: self.path.clone(), why }
+        };
+        if range.end - range.start > MAX_METADATA {
+            return Err(wrong("is longer than a text is read"));
+        }
+        let bytes = Wire::new(&self.file).bytes(range.clone());
+        let bytes = bytes.map_err(|problem| at(&self.path, problem))?;
+        String::from_utf8(bytes).map(Some).map_err(|_| wrong("is not UTF-8"))
     }
 
     /// The bytes of a tensor, as they are stored.
@@ -304,10 +329,14 @@ fn parse(wire: &mut Wire<'_>, size: u64) -> Result<Parsed, Problem> {
                     of.opset = Some(version);
                 }
             }
+            14 => of.metadata.extend(metadata(wire, field.place()?)?),
             25 => of.functions += 1,
             _ => {}
         }
-        Ok(())
+        match of.metadata.len() > MAX_LISTED {
+            true => Err(format!("it lists more than {MAX_LISTED} texts").into()),
+            false => Ok(()),
+        }
     })?;
     let Some(graph) = of.graph.clone().filter(|_| is_model) else {
         return Err("it has no version and graph: it is no ONNX model".into());
@@ -335,6 +364,28 @@ fn parse(wire: &mut Wire<'_>, size: u64) -> Result<Parsed, Problem> {
         Ok(())
     })?;
     Ok(of)
+}
+
+/// Reads the key of a text and where the text lies; none where the key is no name.
+fn metadata(
+    wire: &mut Wire<'_>,
+    range: Range<u64>,
+) -> Result<Option<(String, Range<u64>)>, Problem> {
+    let (mut key, mut place) = (None, 0..0);
+    wire.fields(range, |wire, number, field| {
+        match number {
+            1 => {
+                key = match wire.text(&field) {
+                    Err(Problem::Text(_)) => None,
+                    text => Some(text?),
+                }
+            }
+            2 => place = field.place()?,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(key.map(|key| (key, place)))
 }
 
 /// Whether a domain is that of ONNX's own operators.

@@ -118,6 +118,11 @@ pub struct NewModel {
 impl NewModel {
     /// The bytes of the file.
     pub fn bytes(&self) -> Vec<u8> {
+        self.bytes_with(&[])
+    }
+
+    /// The bytes of the file with these texts under these keys.
+    pub fn bytes_with(&self, metadata: &[(&str, &str)]) -> Vec<u8> {
         let mut graph = Message::default();
         for node in &self.nodes {
             graph.message(1, written(node));
@@ -140,6 +145,9 @@ impl NewModel {
         model.varint(1, 8);
         model.message(7, graph);
         model.message(8, opset);
+        for (key, text) in metadata {
+            model.message(14, entry(key, text));
+        }
         model.0
     }
 }
@@ -231,14 +239,19 @@ fn of_tensor(tensor: &NewTensor) -> Message {
         NewData::Here(bytes) => message.bytes(9, bytes),
         NewData::External { location, offset } => {
             for (key, value) in [("location", location), ("offset", &offset.to_string())] {
-                let mut entry = Message::default();
-                entry.text(1, key);
-                entry.text(2, value);
-                message.message(13, entry);
+                message.message(13, entry(key, value));
             }
             message.varint(14, 1);
         }
     }
+    message
+}
+
+/// A text under a key.
+fn entry(key: &str, text: &str) -> Message {
+    let mut message = Message::default();
+    message.text(1, key);
+    message.text(2, text);
     message
 }
 

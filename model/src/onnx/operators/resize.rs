@@ -5,6 +5,7 @@ use crate::onnx::{
     node::{KnownNode, Made, axes, axis},
     operator::{Operator, Resize, Tap},
 };
+use std::ops::{Add, Div, Mul, Sub};
 
 /// The most entries of an axis that changes.
 const MOST: u64 = 1 << 15;
@@ -49,33 +50,55 @@ struct AxisChange {
     exclude_outside: bool,
 }
 
+/// A float in which places are computed.
+trait Real:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// The nearest one.
+    fn of(number: f64) -> Self;
+}
+
+impl Real for f32 {
+    fn of(number: f64) -> Self {
+        number as Self
+    }
+}
+
+impl Real for f64 {
+    fn of(number: f64) -> Self {
+        number
+    }
+}
+
 impl AxisChange {
     /// The place in what is read of an entry of the result.
-    fn place(&self, entry: u64) -> f64 {
-        let (x, read) = (entry as f64, self.read as f64);
+    fn place<F: Real>(&self, entry: u64) -> F {
+        let [x, read, scale] = [entry as f64, self.read as f64, self.scale].map(F::of);
+        let [half, one] = [0.5, 1.0].map(F::of);
         // The length of the result before it is made whole.
-        let made = read * self.scale;
+        let made = read * scale;
         match self.coordinates {
-            Coordinates::HalfPixel => (x + 0.5) / self.scale - 0.5,
+            Coordinates::HalfPixel => (x + half) / scale - half,
             Coordinates::HalfPixelSymmetric => {
-                let adjusted = self.made as f64 / made;
-                read / 2.0 * (1.0 - adjusted) + (x + 0.5) / self.scale - 0.5
+                let adjusted = F::of(self.made as f64) / made;
+                read * half * (one - adjusted) + (x + half) / scale - half
             }
-            Coordinates::PytorchHalfPixel if self.made > 1 => (x + 0.5) / self.scale - 0.5,
-            Coordinates::PytorchHalfPixel => 0.0,
-            Coordinates::AlignCorners if self.made > 1 => x * (read - 1.0) / (made - 1.0),
-            Coordinates::AlignCorners => 0.0,
-            Coordinates::Asymmetric => x / self.scale,
+            Coordinates::PytorchHalfPixel if self.made > 1 => (x + half) / scale - half,
+            Coordinates::PytorchHalfPixel => F::of(0.0),
+            Coordinates::AlignCorners if self.made > 1 => x * (read - one) / (made - one),
+            Coordinates::AlignCorners => F::of(0.0),
+            Coordinates::Asymmetric => x / scale,
             Coordinates::Crop(start, end) if self.made > 1 => {
-                start * (read - 1.0) + x * (end - start) * (read - 1.0) / (made - 1.0)
+                let (start, end) = (F::of(start), F::of(end));
+                start * (read - one) + x * (end - start) * (read - one) / (made - one)
             }
-            Coordinates::Crop(start, end) => 0.5 * (start + end) * (read - 1.0),
+            Coordinates::Crop(start, end) => F::of(0.5 * (start + end)) * (read - one),
         }
     }
 
     /// What an entry of the result is made of; nothing where it lies outside.
     fn taps(&self, entry: u64) -> Vec<Tap> {
-        let place = self.place(entry);
+        let place: f64 = self.place(entry);
         let last = self.read as f64 - 1.0;
         if matches!(self.coordinates, Coordinates::Crop(..)) && !(0.0..=last).contains(&place) {
             return Vec::new();
@@ -83,6 +106,8 @@ impl AxisChange {
         let inside = |index: f64| index.clamp(0.0, last) as u64;
         let weights: Vec<(f64, f64)> = match self.mode {
             Mode::Nearest(nearest) => {
+                // Frameworks compute places in 32 bits, which decides where one lies between two entries.
+                let place = f64::from(self.place::<f32>(entry));
                 let index = match nearest {
                     Nearest::RoundPreferFloor => (place - 0.5).ceil(),
                     Nearest::RoundPreferCeil => (place + 0.5).floor(),
@@ -301,4 +326,25 @@ pub(super) fn upsample(node: &KnownNode<'_>) -> Result<Made, String> {
     let resize = Resize { axes: taps.collect(), outside: 0.0 };
     let made = changes.iter().map(|(side, _)| *side).collect();
     Made::of_first(node, Operator::Resize(resize), made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In 64 bits the place is just below 2, since the scale of 32 bits is just above 0.6.
+    #[test]
+    fn the_nearest_entry_is_chosen_in_32_bits() {
+        let change = AxisChange {
+            read: 13,
+            made: 7,
+            scale: f64::from(0.6f32),
+            coordinates: Coordinates::HalfPixel,
+            mode: Mode::Nearest(Nearest::Floor),
+            antialias: false,
+            exclude_outside: false,
+        };
+        assert!(change.place::<f64>(1) < 2.0);
+        assert_eq!(change.taps(1), [Tap { index: 2, weight: 1.0 }]);
+    }
 }

@@ -30,7 +30,8 @@ pub struct QuantiseArgs {
     model: PathBuf,
     /// Write the rounded model to this GGUF file.
     ///
-    /// For models of llama, mistral, qwen2 and qwen3. llama.cpp reads it, too.
+    /// llama.cpp reads it, too. For models of bert, gemma2, gemma3_text, llama, mistral, modernbert, phi3, qwen2, qwen3
+    /// and smollm3.
     #[arg(short, value_name = "FILE.gguf")]
     o: Option<PathBuf>,
     /// Format to round matrices to: q8, q6 or q4.

@@ -4,6 +4,7 @@
 mod config;
 mod encoder;
 mod names;
+mod strips;
 #[cfg(test)]
 mod tests;
 mod tokenizer;

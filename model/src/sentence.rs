@@ -93,6 +93,11 @@ impl SentenceConfig {
         found.ok_or_else(|| self.prompts.keys().map(String::as_str).collect())
     }
 
+    /// All prompts by their names, and the name of the one that is used where a request names none.
+    pub(crate) fn prompts(&self) -> (&BTreeMap<String, String>, Option<&str>) {
+        (&self.prompts, self.default_prompt.as_deref())
+    }
+
     /// The number of values of a vector, before it is cut, for hidden states of `hidden` values.
     pub fn width(&self, hidden: u32) -> u32 {
         let pooled = hidden.saturating_mul(self.pooling.len() as u32);

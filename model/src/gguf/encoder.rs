@@ -1,6 +1,7 @@
 //! What GGUF files of encoders say besides: the `config.json` of BERT and ModernBERT, and how rows become a vector.
 
 use super::{Gguf, MetadataValue, config::layer_types};
+use crate::files::SENTENCE_CONFIG;
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 
@@ -14,6 +15,10 @@ const POOLING: [(u64, &str); 3] =
 /// The field that says how long texts may be, where the model was trained for shorter ones than it has positions. It is
 /// Galaxy's own: others leave it out.
 pub(super) const MAX_TOKENS: &str = "sentence_transformers.max_seq_length";
+
+/// The field with the prompts that are put before texts, as `config_sentence_transformers.json` has them. It is
+/// Galaxy's own, too.
+pub(super) const PROMPTS: &str = "sentence_transformers.prompts";
 
 impl Gguf {
     /// Whether rows of this file's architecture see the rows behind them, too.
@@ -134,6 +139,10 @@ impl Gguf {
             ("1_Pooling/config.json", pooling),
         ];
         files.extend(longest);
+        if let Some(text) = self.text(PROMPTS) {
+            let prompts = serde_json::from_str(text).map_err(|e| format!("its {PROMPTS}: {e}"))?;
+            files.push((SENTENCE_CONFIG, prompts));
+        }
         Ok(files)
     }
 }

@@ -2,7 +2,10 @@
 
 use super::{Gguf, MetadataValue};
 use serde_json::{Map, Value as Json, json};
-use std::{borrow::Cow, collections::HashMap};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
 /// How a text is split before its parts become tokens: the pre-tokenizer that `tokenizer.ggml.pre` names.
 #[derive(Clone, Default)]
@@ -25,12 +28,19 @@ impl PreTokenizer {
         let found = CUTS.iter().find(|known| key(known) == key(cut))?;
         found.names.first().copied()
     }
+
+    /// The regular expression of a known pre-tokenizer, if it has one.
+    #[cfg(test)]
+    pub(super) fn pattern_of(name: &str) -> Option<&'static str> {
+        let found = CUTS.iter().find(|cut| cut.names.contains(&name))?;
+        found.pattern.as_deref()
+    }
 }
 
 const PLAIN: PreTokenizer =
     PreTokenizer { names: &[], pattern: None, digits: false, whole_words: false, composed: false };
 
-const CUTS: [PreTokenizer; 6] = [
+static CUTS: [PreTokenizer; 7] = [
     PreTokenizer { names: &["gpt-2", "gpt2", "mpt", "olmo", "jais"], ..PLAIN },
     PreTokenizer { names: &["modern-bert"], composed: true, ..PLAIN },
     PreTokenizer {
@@ -55,6 +65,13 @@ const CUTS: [PreTokenizer; 6] = [
         ..PLAIN
     },
     PreTokenizer {
+        names: &["gpt-4o"],
+        pattern: Some(Cow::Borrowed(
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )),
+        ..PLAIN
+    },
+    PreTokenizer {
         names: &["tekken"],
         pattern: Some(Cow::Borrowed(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -73,6 +90,9 @@ const USER_DEFINED: i128 = 4;
 const MAX_PIECE_BYTES: usize = 256;
 /// The character that stands for a space in SentencePiece.
 pub(super) const SPACE: &str = "\u{2581}";
+/// The field with the merges of SentencePiece in their order, where scores do not say it. It is Galaxy's own: llama.cpp
+/// goes by the scores.
+pub(super) const MERGES: &str = "tokenizer.huggingface.merges";
 /// What stands before a token of WordPiece that continues a word.
 pub(super) const CONTINUED: &str = "##";
 
@@ -134,18 +154,7 @@ impl Gguf {
             // Unused tokens that pad a vocabulary may all have the same text.
             vocabulary.entry(token).or_insert_with(|| json!(id));
         }
-        let mut added = Vec::new();
-        for (id, (kind, token)) in kinds.iter().zip(&tokens).enumerate() {
-            let special = match kind {
-                MetadataValue::Whole(UNKNOWN | CONTROL) => true,
-                MetadataValue::Whole(USER_DEFINED) => false,
-                _ => continue,
-            };
-            added.push(json!({
-                "id": id, "content": token, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": special,
-            }));
-        }
+        let added = self.added(&tokens, kinds);
         let mut whole = match kind {
             "bert" => self.word_piece(vocabulary)?,
             "gpt2" => self.byte_level(vocabulary)?,
@@ -174,6 +183,25 @@ impl Gguf {
             (first, last) => around(first, last),
         };
         Ok(whole)
+    }
+
+    /// The tokens that are found in texts before anything else is, as `added_tokens` has them.
+    fn added(&self, tokens: &[&str], kinds: &[MetadataValue]) -> Vec<Json> {
+        let special = |id: usize| match kinds.get(id) {
+            Some(MetadataValue::Whole(UNKNOWN | CONTROL)) => Some(true),
+            Some(MetadataValue::Whole(USER_DEFINED)) => Some(false),
+            _ => None,
+        };
+        let strips = self.strips(tokens, |id| special(id).is_some());
+        let added = |(id, token): (usize, &&str)| {
+            let special = special(id)?;
+            let (before, behind) = (strips.before.contains(&id), strips.behind.contains(&id));
+            Some(json!({
+                "id": id, "content": token, "single_word": false, "lstrip": before,
+                "rstrip": behind, "normalized": false, "special": special,
+            }))
+        };
+        tokens.iter().enumerate().filter_map(added).collect()
     }
 
     /// The token that begins texts: the one with which classes are told, where no other is named.
@@ -230,11 +258,6 @@ impl Gguf {
             )
         })?;
         let merges = self.list("tokenizer.ggml.merges").ok_or("it has no merges")?;
-        let pair = |merge| {
-            let text = text(merge, "merge")?;
-            let pair = text.split_once(' ').map(|(left, right)| json!([left, right]));
-            pair.ok_or_else(|| format!("a merge is {text:?}"))
-        };
         let merges = merges.iter().map(pair).collect::<Result<Vec<_>, _>>()?;
         let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
         let mut steps = Vec::new();
@@ -264,7 +287,7 @@ impl Gguf {
     fn sentence_piece(
         &self,
         tokens: &[&str],
-        vocabulary: Map<String, Json>,
+        mut vocabulary: Map<String, Json>,
     ) -> Result<Json, String> {
         let scores = self.list("tokenizer.ggml.scores").ok_or("it has no scores")?;
         let score = |id: usize| match scores.get(id) {
@@ -275,9 +298,14 @@ impl Gguf {
         if let Some(token) = tokens.iter().find(|token| token.len() > MAX_PIECE_BYTES) {
             return Err(format!("a token has {} bytes: at most {MAX_PIECE_BYTES}", token.len()));
         }
-        let merges = merges_of(tokens, score);
-        let merges: Vec<_> =
-            merges.iter().map(|&(left, right)| json!([tokens[left], tokens[right]])).collect();
+        for (text, id) in bytes_as_text(tokens) {
+            vocabulary.entry(text).or_insert_with(|| json!(id));
+        }
+        let merges = match self.list(MERGES) {
+            Some(merges) => merges.iter().map(pair).collect::<Result<_, _>>()?,
+            None => merges_of(tokens, score),
+        };
+        let merges: Vec<_> = merges.iter().map(|(left, right)| json!([left, right])).collect();
         let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
         let prefix = self.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true);
         let steps = match prefix {
@@ -340,23 +368,51 @@ impl Gguf {
     }
 }
 
-/// The merges of SentencePiece, as pairs of token ids: every two tokens that together are a third, the one with the
-/// highest score first.
-pub(super) fn merges_of(tokens: &[&str], score: impl Fn(usize) -> f64) -> Vec<(usize, usize)> {
-    let ids: HashMap<&str, usize> = tokens.iter().copied().zip(0..).collect();
-    let mut merges: Vec<(f64, usize, usize)> = Vec::new();
+/// The merges of SentencePiece: every two tokens that together are a third, the one with the highest score first.
+pub(super) fn merges_of(tokens: &[&str], score: impl Fn(usize) -> f64) -> Vec<(String, String)> {
+    let bytes = bytes_as_text(tokens);
+    let mut ids: HashMap<&str, usize> =
+        bytes.iter().map(|(text, id)| (text.as_str(), *id)).collect();
+    ids.extend(tokens.iter().copied().zip(0..));
+    let mut merges: Vec<(f64, &str, &str)> = Vec::new();
     for (id, token) in tokens.iter().enumerate() {
         let cuts = token.char_indices().skip(1).filter_map(|(at, _)| {
             let (left, right) = token.split_at(at);
-            Some((*ids.get(left)?, *ids.get(right)?))
+            Some((*ids.get(left)?, *ids.get(right)?, left, right))
         });
         let mut cuts: Vec<_> = cuts.collect();
         cuts.sort_unstable();
-        merges.extend(cuts.into_iter().map(|(left, right)| (score(id), left, right)));
+        merges.extend(cuts.into_iter().map(|(_, _, left, right)| (score(id), left, right)));
     }
     // The sort is stable: among merges into the same token, the first stays first.
     merges.sort_by(|one, other| other.0.total_cmp(&one.0));
-    merges.into_iter().map(|(_, left, right)| (left, right)).collect()
+    merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect()
+}
+
+/// The characters of one byte that are tokens only as that byte, and a part of other tokens: Gemma has its tabs so. In
+/// checkpoints the character is another text of the same token, so that the others can be merged from it.
+pub(super) fn bytes_as_text(tokens: &[&str]) -> Vec<(String, usize)> {
+    let parts: HashSet<char> =
+        tokens.iter().filter(|token| token.len() > 1).flat_map(|token| token.chars()).collect();
+    let mut found = Vec::new();
+    for (id, token) in tokens.iter().enumerate() {
+        let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        // Characters that are no control characters are tokens of their own wherever they are a part of some.
+        let Some(byte) = byte.filter(u8::is_ascii_control) else { continue };
+        let text = char::from(byte).to_string();
+        if parts.contains(&char::from(byte)) && !tokens.contains(&text.as_str()) {
+            found.push((text, id));
+        }
+    }
+    found
+}
+
+/// The two parts of a merge.
+fn pair(merge: &MetadataValue) -> Result<(String, String), String> {
+    let text = text(merge, "merge")?;
+    let pair = text.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned()));
+    pair.ok_or_else(|| format!("a merge is {text:?}"))
 }
 
 /// The text of a list's value, or an error that says what kind of value it is.

@@ -4,24 +4,28 @@
 //! The inverse of reading one: names, fields and the order of rows are those of the file's architecture. What was
 //! written is read again before it takes its place, and must be the same model.
 
+mod architecture;
 mod fields;
 mod header;
+mod plan;
+mod positions;
 mod tokenizer;
 
 use crate::{
-    Matrix, ModelDir, Positions, Table, Vector,
+    Matrix, ModelDir, Positions, Table,
     blocks::{self, encode},
+    config::short,
     error::ModelError,
     quantise::{Rounded, SquaredErrors},
-    spec::NormPlace,
 };
-use fields::Architecture;
+use architecture::Architecture;
 use galaxy_common::{
     WeightFormat,
     replace::{PUBLIC, replace_with},
 };
 use half::{bf16, f16};
 use header::Field;
+use plan::{Planned, Source, planned};
 use std::{
     io::{self, BufWriter, Write},
     path::Path,
@@ -31,37 +35,6 @@ use std::{
 const ALIGNMENT: u64 = super::ALIGNMENT;
 /// How many rows are written together, where heads do not decide it.
 const TOGETHER: u32 = 64;
-
-/// Where the values of a tensor come from.
-#[derive(Clone)]
-enum Source {
-    /// The rows of a matrix. The number is the heads whose rows the file stores in pairs, if it does.
-    Matrix(Matrix, Option<u32>),
-    /// The token embedding table, rounded like a language head.
-    TokenEmbedding,
-    /// The table of learned positions, as it is.
-    Positions,
-    /// A vector. The number is the heads whose values the file stores in pairs, if it does.
-    Vector(Vector, Option<u32>),
-    /// The divisors of rotary frequencies.
-    Divisors(Vec<f32>),
-}
-
-/// A tensor to be written.
-struct Planned {
-    name: String,
-    source: Source,
-    /// The shape, the fastest dimension first, as files have it.
-    shape: Vec<u64>,
-    format: WeightFormat,
-}
-
-impl Planned {
-    fn bytes(&self) -> u64 {
-        let row = self.shape.first().copied().unwrap_or(1);
-        self.format.bytes(row, self.shape.iter().skip(1).product())
-    }
-}
 
 impl ModelDir {
     /// Writes the model as a GGUF file, with its matrices rounded as [`ModelDir::quantised`] has them, and returns what
@@ -78,7 +51,7 @@ impl ModelDir {
     ) -> Result<Vec<Rounded>, ModelError> {
         let architecture = Architecture::of(self)?;
         let fields = architecture.fields(self)?;
-        let planned = self.planned(&architecture)?;
+        let planned = planned(self, &architecture)?;
         let unwritten = |source| ModelError::Io { path: path.to_owned(), source };
         // Errors of the disk name the file that was asked for.
         let failed = |failure| match failure {
@@ -94,58 +67,6 @@ impl ModelDir {
             Ok(rounded)
         })
         .map_err(failed)
-    }
-
-    /// All tensors of the file, in their order.
-    fn planned(&self, architecture: &Architecture) -> Result<Vec<Planned>, ModelError> {
-        let spec = self.spec();
-        let heads = |paired: bool, heads: u32| (architecture.in_pairs && paired).then_some(heads);
-        let matrix = |which: Matrix| {
-            let (name, paired) = named(which);
-            let (inputs, outputs) = which.shape(spec)?;
-            let source = Source::Matrix(which, paired.and_then(|of| heads(true, of(spec))));
-            let (format, shape) = (self.formats().of(which), vec![inputs.into(), outputs.into()]);
-            Some(Planned { name: name?, source, shape, format })
-        };
-        let vector = |which: Vector| {
-            let (name, paired) = named_vector(which, spec.norm_place)?;
-            let source = Source::Vector(which, paired.and_then(|of| heads(true, of(spec))));
-            let shape = match which {
-                Vector::TokenTypes => vec![spec.hidden.into(), spec.token_types.into()],
-                _ => vec![u64::from(which.width(spec)?)],
-            };
-            Some(Planned { name, source, shape, format: WeightFormat::F32 })
-        };
-        let shape = vec![spec.hidden.into(), spec.vocabulary.into()];
-        let words = || {
-            let name = "token_embd.weight".to_owned();
-            if self.tied() {
-                let format = self.formats().of(Matrix::LanguageHead);
-                let source = Source::Matrix(Matrix::LanguageHead, None);
-                return Ok(Planned { name, source, shape, format });
-            }
-            let own = self.table(Table::Word)?.2.format;
-            let to =
-                self.quantisation().and_then(|to| to.format(Matrix::LanguageHead, spec.hidden));
-            let format = to.unwrap_or(own);
-            Ok::<_, ModelError>(Planned { name, source: Source::TokenEmbedding, shape, format })
-        };
-        let mut planned = vec![words()?];
-        if let Some(divisors) = architecture.divisors(self)? {
-            let (name, shape) = (super::DIVISORS.to_owned(), vec![divisors.len() as u64]);
-            let source = Source::Divisors(divisors);
-            planned.push(Planned { name, source, shape, format: WeightFormat::F32 });
-        }
-        if let Positions::Learned { rows, .. } = spec.positions {
-            let shape = vec![spec.hidden.into(), rows.into()];
-            let (name, source) = ("position_embd.weight".to_owned(), Source::Positions);
-            planned.push(Planned { name, source, shape, format: WeightFormat::F32 });
-        }
-        planned.extend(Vector::all(spec).filter_map(vector));
-        let tied = self.tied();
-        let own = |which: &Matrix| !(tied && *which == Matrix::LanguageHead);
-        planned.extend(Matrix::all(spec).filter(own).filter_map(matrix));
-        Ok(planned)
     }
 
     fn write_all(
@@ -171,30 +92,33 @@ impl ModelDir {
         out.write_all(&head)?;
         let (mut rounded, mut done) = (Vec::new(), 0);
         for tensor in planned {
-            let mut squares = SquaredErrors::default();
             let mut written = 0;
-            self.rows_of(tensor, &mut |values, row| {
-                let bytes = encoded(tensor.format, values, row, &mut squares);
-                written += bytes.len() as u64;
-                out.write_all(&bytes)?;
-                progress(done + written, offset);
-                Ok(())
-            })?;
+            for source in &tensor.sources {
+                let mut squares = SquaredErrors::default();
+                self.rows_of(tensor, source, &mut |values, row| {
+                    let bytes = encoded(tensor.format, values, row, &mut squares);
+                    written += bytes.len() as u64;
+                    out.write_all(&bytes)?;
+                    progress(done + written, offset);
+                    Ok(())
+                })?;
+                rounded.extend(self.rounding_error(tensor, source, squares)?);
+            }
             done += written.next_multiple_of(ALIGNMENT);
             let filled = (written.next_multiple_of(ALIGNMENT) - written) as usize;
             out.write_all(&[0; ALIGNMENT as usize][..filled])?;
-            rounded.extend(self.rounding_error(tensor, squares)?);
         }
         Ok(rounded)
     }
 
-    /// What rounding did to a tensor that has rows; `None` for vectors.
+    /// What rounding did to a part of a tensor that has rows; `None` for vectors.
     fn rounding_error(
         &self,
         tensor: &Planned,
+        source: &Source,
         squares: SquaredErrors,
     ) -> Result<Option<Rounded>, ModelError> {
-        let (matrix, stored) = match tensor.source {
+        let (matrix, stored) = match *source {
             Source::Matrix(which, _) => (which, self.matrix(which)?.stored),
             Source::TokenEmbedding => (Matrix::LanguageHead, self.table(Table::Word)?.2.format),
             Source::Vector(..) | Source::Divisors(_) | Source::Positions => return Ok(None),
@@ -203,10 +127,15 @@ impl ModelDir {
         Ok(Some(Rounded { matrix, tensor, stored, format, error: squares.relative() }))
     }
 
-    /// Passes on the values of a tensor, some rows at a time, with the number of values in a row.
-    fn rows_of(&self, tensor: &Planned, each: &mut Each<'_>) -> Result<(), Failure> {
+    /// Passes on the values of a part of a tensor, some rows at a time, with the number of values in a row.
+    fn rows_of(
+        &self,
+        tensor: &Planned,
+        source: &Source,
+        each: &mut Each<'_>,
+    ) -> Result<(), Failure> {
         let row = tensor.shape.first().map_or(1, |row| *row as usize);
-        match &tensor.source {
+        match source {
             Source::Divisors(values) => each(values, row),
             Source::Vector(which, heads) => {
                 let mut values = self.vector(*which)?;
@@ -260,37 +189,66 @@ impl ModelDir {
 
     /// Checks that the file that was written reads as this model.
     fn same_as(&self, written: &ModelDir) -> Result<(), ModelError> {
-        let unwritten = |why| ModelError::Unwritten { path: self.opened().to_owned(), why };
+        let unwritten = |why| unwritten(self, why);
         let (mut have, want) = (written.spec().clone(), self.spec().clone());
         have.family.clone_from(&want.family);
         // A head that nothing computes is in no file.
         have.headless.clone_from(&want.headless);
-        if let (
-            Positions::Rotary { inverse_frequencies: have, .. },
-            Positions::Rotary { inverse_frequencies: want, .. },
-        ) = (&mut have.positions, &want.positions)
-        {
-            // Frequencies were divided and multiplied by the same number: they agree in all but the last digit.
-            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs();
-            if have.len() == want.len() && have.iter().zip(want).all(near) {
-                have.clone_from(want);
-            }
+        // Files have the weights of norms as they are.
+        have.norms_from_one = want.norms_from_one;
+        settle(&mut have.positions, &want.positions);
+        if let (Some(have), Some(want)) = (&mut have.local_positions, &want.local_positions) {
+            settle(have, want);
         }
         let fields = |spec| serde_json::to_value(spec).unwrap_or_default();
         let (have, want) = (fields(have), fields(want));
         let differs =
             want.as_object().and_then(|want| want.iter().find(|(key, v)| have[*key] != **v));
-        match differs {
-            Some((key, value)) => Err(unwritten(format!(
-                "a GGUF file of its architecture does not say that its {key} is {value}"
-            ))),
-            None => Ok(()),
-        }?;
+        if let Some((key, value)) = differs {
+            return Err(unwritten(format!(
+                "a GGUF file of its architecture does not say that its {key} is {}",
+                short(value)
+            )));
+        }
         match self.sentence()?.differs_from(&written.sentence()?) {
             Some(what) => Err(unwritten(format!("a GGUF file does not say {what}"))),
             None => Ok(()),
         }
     }
+}
+
+/// Takes rotary positions for the wanted ones where they agree in all but the last digits: frequencies were divided and
+/// multiplied by the same number.
+fn settle(have: &mut Positions, want: &Positions) {
+    let near = |a: &f32, b: &f32| (a - b).abs() <= 1e-5 * b.abs();
+    let all = |have: &[f32], want: &[f32]| {
+        have.len() == want.len() && have.iter().zip(want).all(|(a, b)| near(a, b))
+    };
+    let (
+        Positions::Rotary { inverse_frequencies: one, long: long_one, scale: scale_one, .. },
+        Positions::Rotary {
+            inverse_frequencies: other, long: long_other, scale: scale_other, ..
+        },
+    ) = (&mut *have, want)
+    else {
+        return;
+    };
+    if all(one, other) {
+        one.clone_from(other);
+    }
+    if let (Some(one), Some(other)) = (long_one, long_other)
+        && all(&one.inverse_frequencies, &other.inverse_frequencies)
+    {
+        one.inverse_frequencies.clone_from(&other.inverse_frequencies);
+    }
+    if near(scale_one, scale_other) {
+        *scale_one = *scale_other;
+    }
+}
+
+/// The error of a model that is not written.
+fn unwritten(model: &ModelDir, why: String) -> ModelError {
+    ModelError::Unwritten { path: model.opened().to_owned(), why }
 }
 
 /// A function that takes some rows, and the number of values in a row.
@@ -344,56 +302,6 @@ fn encoded(
             bytes
         }
     }
-}
-
-/// A function of a model's description that counts the heads whose rows may be stored in pairs.
-type Heads = fn(&crate::ModelSpec) -> u32;
-
-/// The name of a matrix in GGUF files, if it has one, and how its heads are counted, if their rows may be in pairs.
-fn named(which: Matrix) -> (Option<String>, Option<Heads>) {
-    let in_layer = |layer: u32, name: &str| Some(format!("blk.{layer}.{name}.weight"));
-    match which {
-        Matrix::Query(l) => (in_layer(l, "attn_q"), Some(|spec| spec.heads)),
-        Matrix::Key(l) => (in_layer(l, "attn_k"), Some(|spec| spec.kv_heads)),
-        Matrix::Value(l) => (in_layer(l, "attn_v"), None),
-        Matrix::AttentionOutput(l) => (in_layer(l, "attn_output"), None),
-        Matrix::Gate(l) => (in_layer(l, "ffn_gate"), None),
-        Matrix::Up(l) => (in_layer(l, "ffn_up"), None),
-        Matrix::Down(l) => (in_layer(l, "ffn_down"), None),
-        Matrix::LanguageHead => (Some("output.weight".to_owned()), None),
-        Matrix::Patch | Matrix::ClassDense | Matrix::ClassOutput => (None, None),
-    }
-}
-
-/// The name of a vector in GGUF files, if it has one, and how its heads are counted, if their values may be in pairs.
-fn named_vector(which: Vector, place: NormPlace) -> Option<(String, Option<Heads>)> {
-    // Norms behind blocks have other names than those before them.
-    let (attention, mlp) = match place {
-        NormPlace::Pre => ("attn_norm", "ffn_norm"),
-        NormPlace::Post => ("attn_output_norm", "layer_output_norm"),
-    };
-    let in_layer = |layer: u32, name: &str| format!("blk.{layer}.{name}");
-    let heads: (Heads, Heads) = (|spec| spec.heads, |spec| spec.kv_heads);
-    Some(match which {
-        Vector::QueryBias(l) => (in_layer(l, "attn_q.bias"), Some(heads.0)),
-        Vector::KeyBias(l) => (in_layer(l, "attn_k.bias"), Some(heads.1)),
-        Vector::ValueBias(l) => (in_layer(l, "attn_v.bias"), None),
-        Vector::AttentionOutputBias(l) => (in_layer(l, "attn_output.bias"), None),
-        Vector::UpBias(l) => (in_layer(l, "ffn_up.bias"), None),
-        Vector::GateBias(l) => (in_layer(l, "ffn_gate.bias"), None),
-        Vector::DownBias(l) => (in_layer(l, "ffn_down.bias"), None),
-        Vector::QueryHeadNorm(l) => (in_layer(l, "attn_q_norm.weight"), None),
-        Vector::KeyHeadNorm(l) => (in_layer(l, "attn_k_norm.weight"), None),
-        Vector::AttentionNorm(l) => (in_layer(l, &format!("{attention}.weight")), None),
-        Vector::AttentionNormBias(l) => (in_layer(l, &format!("{attention}.bias")), None),
-        Vector::MlpNorm(l) => (in_layer(l, &format!("{mlp}.weight")), None),
-        Vector::MlpNormBias(l) => (in_layer(l, &format!("{mlp}.bias")), None),
-        Vector::EmbeddingNorm => ("token_embd_norm.weight".to_owned(), None),
-        Vector::EmbeddingNormBias => ("token_embd_norm.bias".to_owned(), None),
-        Vector::TokenTypes => ("token_types.weight".to_owned(), None),
-        Vector::FinalNorm => ("output_norm.weight".to_owned(), None),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub(super) enum Field {
     Wholes(Vec<i32>),
     Floats(Vec<f32>),
     Texts(Vec<String>),
+    Flags(Vec<bool>),
 }
 
 impl Field {
@@ -21,7 +22,7 @@ impl Field {
             Self::Float(_) => 6,
             Self::Flag(_) => 7,
             Self::Text(_) => 8,
-            Self::Wholes(_) | Self::Floats(_) | Self::Texts(_) => 9,
+            Self::Wholes(_) | Self::Floats(_) | Self::Texts(_) | Self::Flags(_) => 9,
         }
     }
 
@@ -46,6 +47,10 @@ impl Field {
             Self::Texts(all) => {
                 list(8, all.len(), out);
                 all.iter().for_each(|of| text(of, out));
+            }
+            Self::Flags(all) => {
+                list(7, all.len(), out);
+                out.extend(all.iter().map(|flag| u8::from(*flag)));
             }
         }
     }

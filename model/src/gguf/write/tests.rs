@@ -1,6 +1,10 @@
+mod families;
+#[cfg(feature = "tokenizer")]
+mod tokenizers;
+
 use super::*;
 use crate::{
-    Quantisation,
+    Quantisation, Vector,
     gguf::{MetadataValue, tests::model},
     shape::Shape,
     testing::{golden, rows},
@@ -196,7 +200,8 @@ fn encoder(name: &str, fields: serde_json::Value) -> (ModelDir, tempfile::TempDi
 #[test]
 fn an_encoder_survives_writing_as_gguf() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let (model, _from) = encoder("", serde_json::Value::Null);
+    let prompts = serde_json::json!({ "prompts": { "query": "q: \n", "text": "" }, "default_prompt_name": "text" });
+    let (model, _from) = encoder("prompts", prompts);
     let sentence = model.sentence().expect("settings");
     let path = dir.path().join("x.gguf");
     let (model, written, _) = again(model, Quantisation::Q8, &path);
@@ -204,6 +209,7 @@ fn an_encoder_survives_writing_as_gguf() {
     assert_same(&model, &written);
     assert_eq!(written.sentence().expect("settings"), sentence);
     assert_eq!(sentence.max_tokens, Some(7));
+    assert_eq!(sentence.prompt(Some("query")), Ok("q: \n"));
     let positions = |model: &ModelDir| {
         let mut rows = vec![0.0; 3 * 256];
         model.embedding_rows(Table::Position, &[0, 1, 511], &mut rows).expect("rows");
@@ -233,14 +239,48 @@ fn models_that_gguf_cannot_express_are_rejected_by_name() {
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
     };
     refused(ModelDir::open(&golden("vit")).expect("a model"), "weights_format");
-    refused(
-        ModelDir::open(&golden("gpt2")).expect("a model"),
-        "bert, llama, mistral, qwen2, qwen3",
-    );
-    refused(ModelDir::open(&golden("bert")).expect("a model"), "its head is");
-    let (model, _from) = encoder("prompts", serde_json::json!({ "prompts": { "query": "q: " } }));
-    refused(model, "its prompts");
-    refused(ModelDir::open(&golden("llama-tied-bf16")).expect("a model"), "mlp_bias is true");
+    for (name, why) in [
+        (
+            "gpt2",
+            "bert, gemma2, gemma3_text, llama, mistral, modernbert, phi3, qwen2, qwen3, smollm3",
+        ),
+        ("bert", "its head is"),
+        ("llama-tied-bf16", "mlp_bias is true"),
+        ("gemma2", "its scores is"),
+        ("smollm3", "each fourth one"),
+        ("mistral-window", "a sliding window, which llama.cpp does not compute in files of llama"),
+        ("qwen2-both-ways", "its rows see the rows behind them, too"),
+        ("modernbert-biases", "biases, which llama.cpp does not read in files of modern-bert"),
+    ] {
+        refused(ModelDir::open(&golden(name)).expect("a model"), why);
+    }
+    for (name, config, why) in [
+        (
+            "qwen2-window",
+            serde_json::json!({ "is_causal": true }),
+            "a sliding window, which llama.cpp does not compute in files of qwen2",
+        ),
+        (
+            "gemma2",
+            serde_json::json!({ "query_pre_attn_scalar": 14, "attn_logit_softcapping": null }),
+            "its score_cap is null",
+        ),
+        (
+            "gemma3",
+            serde_json::json!({ "query_pre_attn_scalar": 14, "sliding_window": null }),
+            "positions of their own and no window",
+        ),
+        (
+            "phi3",
+            serde_json::json!({ "rope_parameters": { "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64 } }),
+            "files of phi3 do not divide frequencies of positions like this",
+        ),
+    ] {
+        refused(families::changed(name, &config).0, why);
+    }
+    let (model, _from) = encoder("prompts", serde_json::json!({ "truncate_dim": 8 }));
+    refused(model, "to what its vectors are cut");
     let bpe = |change: Change<'_>| {
         let from = tempfile::tempdir().expect("a temporary directory");
         shaped("llama", "{}").write(from.path(), u64::MAX, &mut |_| {}).expect("a model");
@@ -255,7 +295,7 @@ fn models_that_gguf_cannot_express_are_rejected_by_name() {
     let cases: [(Change<'_>, &str); 5] = [
         (&|json| json["model"]["type"] = "Unigram".into(), "Unigram"),
         (&|json| json["model"]["merges"] = merge.clone(), "does not cut texts"),
-        (&|json| json["added_tokens"][0]["lstrip"] = true.into(), "lstrip"),
+        (&|json| json["added_tokens"][0]["single_word"] = true.into(), "single_word"),
         (&|json| json["added_tokens"][0]["id"] = 300.into(), "300 rows"),
         (&|json| json["post_processor"]["type"] = "RobertaProcessing".into(), "RobertaProcessing"),
     ];

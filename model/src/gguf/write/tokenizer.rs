@@ -4,11 +4,14 @@ use super::header::Field;
 use crate::{
     ModelDir,
     chat::ChatFiles,
-    gguf::tokenizer::{CONTINUED, PreTokenizer, SPACE, merges_of},
+    gguf::{
+        strips::{self, Strips},
+        tokenizer::{CONTINUED, MERGES, PreTokenizer, SPACE, merges_of},
+    },
     small_file::read_bounded,
 };
 use serde_json::Value as Json;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The largest `tokenizer.json` that is read; real ones have some ten megabytes.
 const MAX_BYTES: u64 = 256 << 20;
@@ -21,11 +24,15 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The fields of a model's tokenizer, and its chat template. A model without a tokenizer takes token ids alone.
+/// The name that the file gives the model, the fields of its tokenizer, and its chat template. A model without a
+/// tokenizer takes token ids alone.
+///
+/// llama.cpp tells by the name of a model beside which special tokens white space is left out. A name under which it
+/// would read the tokenizer otherwise is left out of the file.
 ///
 /// # Errors
 /// A sentence about what the tokenizer does that no field can express.
-pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
+pub(super) fn fields(model: &ModelDir) -> Result<(Option<String>, Vec<(String, Field)>), String> {
     let path = model.path().join("tokenizer.json");
     let mut fields = Vec::new();
     let mut put = |name: &str, field| fields.push((format!("tokenizer.ggml.{name}"), field));
@@ -37,11 +44,11 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
         false => None,
     };
     let files = ChatFiles::open(model.path()).map_err(|error| error.to_string())?;
-    let ends = model.generation().map_err(|error| error.to_string())?.ends;
     let Some(whole) = whole else {
         put("model", Field::Text("none".to_owned()));
+        let ends = model.generation().map_err(|error| error.to_string())?.ends;
         ends_in(&ends, None, &mut put);
-        return Ok(fields);
+        return Ok((Some(model.name().to_owned()), fields));
     };
     let tokens = Tokens::of(&whole, model.spec().vocabulary)?;
     let word_piece = is_word_piece(&whole);
@@ -52,12 +59,45 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
     } else {
         sentence_piece(&whole, &tokens, &mut put)?;
     }
+    put_special(model, &files, &whole, &tokens, &mut put)?;
+    let texts = match word_piece {
+        true => tokens.texts.iter().zip(&tokens.kinds).map(|(t, kind)| marked(t, *kind)).collect(),
+        false => tokens.texts.clone(),
+    };
+    put("tokens", Field::Texts(texts));
+    put("token_type", Field::Wholes(tokens.kinds.clone()));
+    if let Some(template) = files.templates.get("default") {
+        fields.push(("tokenizer.chat_template".to_owned(), Field::Text(template.text.clone())));
+    }
+    let ids = |of: &BTreeSet<usize>| Field::Wholes(of.iter().map(|id| *id as i32).collect());
+    for (name, of) in strips::FIELDS.iter().zip([&tokens.strips.before, &tokens.strips.behind]) {
+        if !of.is_empty() {
+            fields.push(((*name).to_owned(), ids(of)));
+        }
+    }
+    if !word_piece && let Some(merges) = tokens.merges_beside_scores(&whole)? {
+        fields.push((MERGES.to_owned(), Field::Texts(merges)));
+    }
+    let special = |id: usize| [UNKNOWN, CONTROL, USER_DEFINED].contains(&tokens.kinds[id]);
+    let texts = tokens.texts.iter().map(String::as_str);
+    Ok((tokens.strips.named(model.name(), texts, special), fields))
+}
+
+/// Puts the tokens that begin and end texts, and others with a meaning of their own.
+fn put_special(
+    model: &ModelDir,
+    files: &ChatFiles,
+    whole: &Json,
+    tokens: &Tokens,
+    put: &mut impl FnMut(&str, Field),
+) -> Result<(), String> {
+    let word_piece = is_word_piece(whole);
     let special = |name: &str| files.tokens.get(name).and_then(|text| tokens.id(text));
     let id = |text: Option<String>| {
         let id = text.map(|text| tokens.id(&text).ok_or(text)).transpose();
         id.map_err(|text| format!("its tokens have no {text:?}, which begins or ends texts"))
     };
-    let (first, last) = around(&whole)?;
+    let (first, last) = around(whole)?;
     let (first, last) = (id(first)?, id(last)?);
     put("add_bos_token", Field::Flag(first.is_some()));
     if word_piece && (first.is_none() || last.is_none()) {
@@ -68,15 +108,19 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
         put(if word_piece { "add_sep_token" } else { "add_eos_token" }, Field::Flag(true));
     }
     // A token behind texts is the first of those that end them.
+    let ends = model.generation().map_err(|error| error.to_string())?.ends;
     let others = ends.into_iter().filter(|id| Some(*id) != last);
     let ends: Vec<u32> = last.into_iter().chain(others).collect();
-    let encoder = |id: Option<u32>| id.filter(|_| word_piece);
+    let encoder = |id: Option<u32>| id.filter(|_| !model.spec().causal);
     for (name, id) in [
         ("bos_token_id", first.or_else(|| special("bos_token"))),
         ("unknown_token_id", special("unk_token")),
         ("padding_token_id", special("pad_token")),
         ("cls_token_id", encoder(special("cls_token"))),
-        ("seperator_token_id", encoder(last.or_else(|| special("sep_token")))),
+        (
+            "seperator_token_id",
+            encoder(last.filter(|_| word_piece).or_else(|| special("sep_token"))),
+        ),
         ("mask_token_id", encoder(special("mask_token"))),
     ] {
         if let Some(id) = id {
@@ -84,18 +128,9 @@ pub(super) fn fields(model: &ModelDir) -> Result<Vec<(String, Field)>, String> {
         }
     }
     if !word_piece {
-        ends_in(&ends, last.or_else(|| special("eos_token")), &mut put);
+        ends_in(&ends, last.or_else(|| special("eos_token")), put);
     }
-    let texts = match word_piece {
-        true => tokens.texts.iter().zip(&tokens.kinds).map(|(t, kind)| marked(t, *kind)).collect(),
-        false => tokens.texts,
-    };
-    put("tokens", Field::Texts(texts));
-    put("token_type", Field::Wholes(tokens.kinds));
-    if let Some(template) = files.templates.get("default") {
-        fields.push(("tokenizer.chat_template".to_owned(), Field::Text(template.text.clone())));
-    }
-    Ok(fields)
+    Ok(())
 }
 
 /// Writes the tokens that end a text, as many as there are fields for.
@@ -116,6 +151,7 @@ struct Tokens {
     texts: Vec<String>,
     kinds: Vec<i32>,
     ids: HashMap<String, u32>,
+    strips: Strips,
 }
 
 impl Tokens {
@@ -141,16 +177,21 @@ impl Tokens {
                 text if bytes && is_byte(text) => BYTE,
                 _ => NORMAL,
             };
-            known.insert(id, (text.clone(), kind));
+            // A character that is the text of a byte's token is that token: readers know it by its byte.
+            if known.get(&id).is_none_or(|(_, other)| *other != BYTE) {
+                known.insert(id, (text.clone(), kind));
+            }
         }
+        let mut strips = Strips::default();
         for added in whole["added_tokens"].as_array().into_iter().flatten() {
             let (Some(id), Some(text)) = (added["id"].as_u64(), added["content"].as_str()) else {
                 return Err(format!("an added token is {added}"));
             };
-            for field in ["lstrip", "rstrip", "single_word"] {
-                if added[field].as_bool() == Some(true) {
-                    return Err(format!("its token {text:?} has {field}, which no field says"));
-                }
+            if added["single_word"].as_bool() == Some(true) {
+                return Err(format!("its token {text:?} has single_word, which no field says"));
+            }
+            for (field, of) in [("lstrip", &mut strips.before), ("rstrip", &mut strips.behind)] {
+                of.extend((added[field].as_bool() == Some(true)).then_some(id as usize));
             }
             let kind = match added["special"].as_bool() == Some(true) {
                 _ if Some(text) == unknown => UNKNOWN,
@@ -165,7 +206,44 @@ impl Tokens {
         let ids = known.iter().map(|(id, (text, _))| (text.clone(), *id as u32)).collect();
         let mut token = |id| known.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
         let (texts, kinds) = (0..u64::from(rows)).map(&mut token).unzip();
-        Ok(Self { texts, kinds, ids })
+        Ok(Self { texts, kinds, ids, strips })
+    }
+
+    /// The scores of SentencePiece that give these merges: the sooner a token is merged, the higher its score.
+    fn scores(&self, merges: &[(String, String)]) -> Vec<f32> {
+        let mut ranks: HashMap<String, usize> = HashMap::new();
+        for (rank, (left, right)) in merges.iter().enumerate() {
+            ranks.entry(format!("{left}{right}")).or_insert(rank);
+        }
+        let score = |text: &String| match ranks.get(text) {
+            Some(rank) => -(*rank as f32),
+            // No merge has this token as its result.
+            None => -(merges.len() as f32),
+        };
+        self.texts.iter().map(score).collect()
+    }
+
+    /// The merges of SentencePiece, where scores give the same ones in another order: those of one token may stand
+    /// apart, where another one lies between. `None` where scores say it all, or for another kind of tokenizer.
+    fn merges_beside_scores(&self, whole: &Json) -> Result<Option<Vec<String>>, String> {
+        if is_byte_level(whole) {
+            return Ok(None);
+        }
+        let merges = merges(whole)?;
+        let scores = self.scores(&merges);
+        let texts: Vec<&str> = self.texts.iter().map(String::as_str).collect();
+        let again = merges_of(&texts, |id| f64::from(scores[id]));
+        if again == merges {
+            return Ok(None);
+        }
+        let set = |all: &[(String, String)]| all.iter().cloned().collect::<HashSet<_>>();
+        match set(&again) == set(&merges) {
+            true => Ok(Some(merges.iter().map(|(a, b)| format!("{a} {b}")).collect())),
+            false => {
+                Err("the merges of its tokenizer do not follow from scores of its tokens"
+                    .to_owned())
+            }
+        }
     }
 }
 
@@ -238,7 +316,11 @@ fn cut(whole: &Json) -> Result<PreTokenizer, String> {
     for step in steps(&whole["pre_tokenizer"], "pretokenizers") {
         match step["type"].as_str() {
             Some("Digits") if step["individual_digits"] == true => cut.digits = true,
-            Some("Split") if step["behavior"] == "Isolated" && step["invert"] != true => {
+            // Known patterns match all of a text: what is between matches is nothing.
+            Some("Split")
+                if step["behavior"] == "Isolated" && step["invert"] != true
+                    || step["behavior"] == "Removed" && step["invert"] == true =>
+            {
                 let pattern = step["pattern"]["Regex"].as_str();
                 cut.pattern =
                     Some(pattern.ok_or("its tokenizer cuts at a text")?.to_owned().into());
@@ -268,29 +350,7 @@ fn sentence_piece(
     if whole["model"]["byte_fallback"] != true {
         return Err("its tokenizer is neither over bytes nor falls back on them".to_owned());
     }
-    let merges = merges(whole)?;
-    let mut ranks: HashMap<String, usize> = HashMap::new();
-    for (rank, (left, right)) in merges.iter().enumerate() {
-        ranks.entry(format!("{left}{right}")).or_insert(rank);
-    }
-    let score = |text: &String| match ranks.get(text) {
-        Some(rank) => -(*rank as f32),
-        // No merge has this token as its result.
-        None => -(merges.len() as f32),
-    };
-    let scores: Vec<f32> = tokens.texts.iter().map(score).collect();
-    let texts: Vec<&str> = tokens.texts.iter().map(String::as_str).collect();
-    let again = merges_of(&texts, |id| f64::from(scores[id]));
-    let same = again.len() == merges.len()
-        && again
-            .iter()
-            .zip(&merges)
-            .all(|(&(a, b), (left, right))| texts[a] == left && texts[b] == right);
-    if !same {
-        return Err(
-            "the merges of its tokenizer do not follow from scores of its tokens".to_owned()
-        );
-    }
+    let scores = tokens.scores(&merges(whole)?);
     put("model", Field::Text("llama".to_owned()));
     put("pre", Field::Text("default".to_owned()));
     put("scores", Field::Floats(scores));
@@ -324,6 +384,8 @@ fn space_before(whole: &Json) -> Result<bool, String> {
                     _ => step["add_prefix_space"] != false,
                 };
             }
+            // Gemma cuts at spaces, of which the normaliser has left none.
+            Some("Split") if spaces && step["pattern"]["String"] == " " => {}
             other => {
                 return Err(format!("its tokenizer cuts texts by {other:?}, which no field says"));
             }

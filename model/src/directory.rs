@@ -110,6 +110,7 @@ impl ModelDir {
     pub(crate) fn open_gguf(file: &Path) -> Result<Self, ModelError> {
         let mut parts = gguf::parts(file)?;
         gguf::read_divisors(&mut parts)?;
+        gguf::read_dense(&mut parts)?;
         let view = CheckpointView::write(&parts[0].2, file)?;
         let unknown = parts[0].2.unknown();
         let store = Store::of_gguf(parts)?;

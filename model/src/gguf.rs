@@ -2,6 +2,7 @@
 //! and tensors are then read by byte range.
 
 mod config;
+mod dense;
 mod encoder;
 mod names;
 mod strips;
@@ -12,6 +13,7 @@ mod view;
 mod write;
 
 use config::STRETCHES;
+pub(crate) use dense::{is_dense, read_dense};
 pub(crate) use names::renamed;
 pub(crate) use view::CheckpointView;
 
@@ -173,6 +175,8 @@ pub(crate) struct Gguf {
     /// The frequency divisors of rotary positions, by the names of their tensors: in the first part, once they were
     /// read.
     divisors: BTreeMap<String, Vec<f32>>,
+    /// The dense layers behind the pooling: in the first part, once they were read.
+    dense: Vec<dense::DenseLayer>,
 }
 
 impl Gguf {
@@ -326,7 +330,8 @@ impl Head<'_> {
         let rows =
             |tensor: &Listed| (tensor.name.clone(), tensor.shape.first().copied().unwrap_or(1));
         let rows = listed.iter().map(rows).collect();
-        Ok(Gguf { fields, tensors: listed, rows, divisors: BTreeMap::new() })
+        let (divisors, dense) = (BTreeMap::new(), Vec::new());
+        Ok(Gguf { fields, tensors: listed, rows, divisors, dense })
     }
 
     fn tensor(&mut self) -> Result<Listed, Problem> {

@@ -13,6 +13,7 @@ use crate::warning::Warning;
 pub use cross::CrossEncoder;
 use galaxy_common::Wanted;
 pub use layers::Activation;
+pub(crate) use layers::Projection;
 use layers::{Layer, to_unit_length};
 pub use pooling::PoolingMode;
 pub(crate) use read::{model_place, read};
@@ -104,12 +105,15 @@ impl SentenceConfig {
         self.layers.iter().fold(pooled, |width, layer| layer.width(width))
     }
 
-    /// The only way of pooling, of vectors that are then scaled to length one and that nothing else happens to.
-    pub(crate) fn only_pooling(&self) -> Option<PoolingMode> {
-        match (&self.pooling[..], &self.layers[..]) {
-            ([mode], [Layer::Normalise]) => Some(*mode),
-            _ => None,
-        }
+    /// The only way of pooling, of vectors that are scaled to length one in the end, and the matrices that they are
+    /// multiplied with before that; `None` where anything else happens to them.
+    pub(crate) fn only_pooling(&self) -> Option<(PoolingMode, Vec<Projection<'_>>)> {
+        let ([mode], [before @ .., Layer::Normalise]) = (&self.pooling[..], &self.layers[..])
+        else {
+            return None;
+        };
+        let matrices: Option<Vec<_>> = before.iter().map(Layer::projection).collect();
+        Some((*mode, matrices?))
     }
 
     /// What differs from other settings, as the end of a sentence.

@@ -21,7 +21,8 @@ impl ModelDir {
             used.insert(self.vector_name(which)?);
         }
         let known = |name: &&str| {
-            used.contains(*name) || gguf::is_of_positions(name) || family::fields::needless(name)
+            let read = gguf::is_of_positions(name) || gguf::is_dense(name);
+            read || used.contains(*name) || family::fields::needless(name)
         };
         let unused = self.store().names().into_iter().filter(|name| !known(name));
         let unused: Vec<_> = unused.map(ToOwned::to_owned).collect();

@@ -7,7 +7,7 @@ vectors.
     /tmp/written/bin/python testbed/peers/written.py target/release/galaxy [MODEL...]
 
 xllamacpp is a build of llama.cpp from PyPI. For each family a small checkpoint of random weights is made, quantised, and
-run here and there: continuations without sampling, with the log-probabilities of the first token, or vectors. MODEL is
+run here and there: continuations without sampling, with the log-probabilities of likely tokens, or vectors. MODEL is
 the directory of another checkpoint, as models/all-MiniLM-L6-v2. Tokens of texts by llama.cpp are compared with those of
 the checkpoint's own tokenizer, by the tokenizers library. The reader of PyPI gguf says of each file whether its fields
 are of the types that converters write, and its tensors those of the architecture.
@@ -205,6 +205,18 @@ def tensors(family, rows, tied):
         yield f"{at}mlp.down_proj.weight", (HIDDEN, INNER)
 
 
+def weights(path, values_of):
+    """Writes a safetensors file."""
+    data, header, at = [], {}, 0
+    for name, values in values_of.items():
+        raw = values.astype(np.float32).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + len(raw)]}
+        data.append(raw)
+        at += len(raw)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
 def make(folder, name):
     """Writes a checkpoint of random weights."""
     family, kind, tokenizer, more = MODELS[name]
@@ -220,7 +232,7 @@ def make(folder, name):
     config |= more
     folder.mkdir(parents=True)
     random = np.random.default_rng(len(name))
-    data, header, at = [], {}, 0
+    values_of = {}
     for tensor, shape in tensors(family, count, config["tie_word_embeddings"]):
         values = random.standard_normal(shape)
         if "norm" in tensor:
@@ -228,15 +240,11 @@ def make(folder, name):
         elif "bias" in tensor:
             values *= 0.1
         elif "embed" in tensor or "lm_head" in tensor:
-            values *= 0.3 if "gemma" not in family else 0.3 / math.sqrt(HIDDEN)
+            values *= 0.15
         else:
             values *= 1.5 / math.sqrt(shape[-1])
-        raw = values.astype(np.float32).tobytes()
-        header[tensor] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + len(raw)]}
-        data.append(raw)
-        at += len(raw)
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+        values_of[tensor] = values
+    weights(folder / "model.safetensors", values_of)
     put = lambda file, value: (folder / file).write_text(json.dumps(value))
     put("config.json", config)
     put("tokenizer.json", tokenizer)
@@ -247,9 +255,15 @@ def make(folder, name):
         names = {"bos_token": begins, "eos_token": ends}
     put("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
     if kind.endswith("Model"):
-        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        dense = [("2_Dense", "Dense"), ("3_Dense", "Dense")] if "gemma" in family else []
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *dense, ("9_Normalize", "Normalize")]
         put("modules.json", [{"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
                              for at, (path, kind) in enumerate(modules)])
+        for (path, _), shape in zip(dense, [(2 * HIDDEN, HIDDEN), (HIDDEN, 2 * HIDDEN)]):
+            (folder / path).mkdir()
+            put(f"{path}/config.json", {"in_features": shape[1], "out_features": shape[0], "bias": False,
+                                        "activation_function": "torch.nn.modules.linear.Identity"})
+            weights(folder / path / "model.safetensors", {"linear.weight": random.standard_normal(shape) / 16})
         (folder / "1_Pooling").mkdir()
         put("1_Pooling/config.json", {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True})
         put("config_sentence_transformers.json", {"prompts": {"query": "q: "}, "default_prompt_name": None})
@@ -334,15 +348,21 @@ def compare(galaxy, source, path, vectors):
     ids = known[0]
     own = here(galaxy, "generate", "--model", path, "--ids", ",".join(map(str, ids)), "--json", "--logprobs", 5,
                "--max-tokens", STEPS, "--ignore-end", "--temperature", 0, "--activations", "f32")
-    there = peer.ask("/completion", {"prompt": ids, "n_predict": STEPS, "temperature": 0, "n_probs": 5,
-                                     "ignore_eos": True, "return_tokens": True})
+    there = peer.ask("/completion", {"prompt": ids, "n_predict": STEPS, "samplers": ["top_k"], "top_k": 1,
+                                     "n_probs": 5, "ignore_eos": True, "return_tokens": True})
     same = next((at for at, (a, b) in enumerate(zip(own["tokens"], there["tokens"])) if a != b), STEPS)
-    first = dict(own["logprobs"][0]["top"])
-    found = {one["id"]: one["logprob"] for one in there["completion_probabilities"][0]["top_logprobs"]}
-    both = first.keys() & found.keys()
-    apart = max((abs(first[token] - found[token]) for token in both), default=math.nan)
+    apart, places, at = 0.0, 0, 0
+    # llama.cpp tells nothing of tokens that end within a character.
+    for place in there["completion_probabilities"]:
+        at = there["tokens"].index(place["id"], at)
+        if at > same or at == STEPS:
+            break
+        known = dict(own["logprobs"][at]["top"])
+        shared = [one for one in place["top_logprobs"] if one["id"] in known]
+        apart = max([apart] + [abs(known[one["id"]] - one["logprob"]) for one in shared])
+        places, at = places + 1, at + 1
     said.append(f"{same} of {STEPS} tokens behind {len(ids)}")
-    return said + [f"{len(both)} of 5 likeliest, log-probabilities within {apart:.4f}"]
+    return said + [f"log-probabilities of the likeliest at {places} places within {apart:.4f}"]
 
 
 def main():

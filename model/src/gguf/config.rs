@@ -41,7 +41,7 @@ const CHANGING: [&str; 13] = [
     "use_parallel_residual",
 ];
 /// Fields of an architecture that are read, or change nothing.
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 31] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -53,6 +53,10 @@ const KNOWN: [&str; 27] = [
     "attn_logit_softcapping",
     "block_count",
     "context_length",
+    "dense_2_feat_in",
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
     "embedding_length",
     "expert_count",
     "expert_used_count",

@@ -1,6 +1,6 @@
 //! What GGUF files of encoders say besides: the `config.json` of BERT and ModernBERT, and how rows become a vector.
 
-use super::{Gguf, MetadataValue, config::layer_types};
+use super::{Gguf, MetadataValue, config::layer_types, dense};
 use crate::files::SENTENCE_CONFIG;
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
@@ -116,8 +116,9 @@ impl Gguf {
                  row (3) are"
             ));
         };
-        if self.rows("dense_2.weight").or(self.rows("dense_3.weight")).is_some() {
-            return Err("its dense layers behind the pooling are not done from GGUF files".into());
+        // Elsewhere they stand before the pooling.
+        if !self.dense.is_empty() && self.architecture() != Some(dense::ARCHITECTURE) {
+            return Err("its dense layers are not done from GGUF files of its architecture".into());
         }
         let module = |at: u32, path: &str, kind: &str| {
             json!({
@@ -127,17 +128,12 @@ impl Gguf {
         };
         let pooling =
             json!({"word_embedding_dimension": self.count("embedding_length")?, *mode: true});
-        let mut files = vec![
-            (
-                "modules.json",
-                json!([
-                    module(0, "", "Transformer"),
-                    module(1, "1_Pooling", "Pooling"),
-                    module(2, "2_Normalize", "Normalize")
-                ]),
-            ),
-            ("1_Pooling/config.json", pooling),
-        ];
+        let behind = 2 + self.dense.len() as u32;
+        let mut modules = vec![module(0, "", "Transformer"), module(1, "1_Pooling", "Pooling")];
+        modules
+            .extend((2..).zip(&self.dense).map(|(at, layer)| module(at, layer.module(), "Dense")));
+        modules.push(module(behind, &format!("{behind}_Normalize"), "Normalize"));
+        let mut files = vec![("modules.json", json!(modules)), ("1_Pooling/config.json", pooling)];
         files.extend(longest);
         if let Some(text) = self.text(PROMPTS) {
             let prompts = serde_json::from_str(text).map_err(|e| format!("its {PROMPTS}: {e}"))?;

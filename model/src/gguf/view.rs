@@ -33,6 +33,12 @@ impl CheckpointView {
             }
             put(name, &json)?;
         }
+        for layer in &gguf.dense {
+            let place = directory.path().join(layer.module());
+            std::fs::create_dir_all(&place).map_err(io)?;
+            std::fs::write(place.join("config.json"), layer.config().to_string()).map_err(io)?;
+            std::fs::write(place.join("model.safetensors"), layer.safetensors()).map_err(io)?;
+        }
         put("generation_config.json", &gguf.generation_config())?;
         put("tokenizer_config.json", &gguf.tokenizer_config())?;
         if gguf.has_tokenizer() {

@@ -121,7 +121,7 @@ impl ModelDir {
         let (matrix, stored) = match *source {
             Source::Matrix(which, _) => (which, self.matrix(which)?.stored),
             Source::TokenEmbedding => (Matrix::LanguageHead, self.table(Table::Word)?.2.format),
-            Source::Vector(..) | Source::Divisors(_) | Source::Positions => return Ok(None),
+            Source::Vector(..) | Source::Values(_) | Source::Positions => return Ok(None),
         };
         let (tensor, format) = (tensor.name.clone(), tensor.format);
         Ok(Some(Rounded { matrix, tensor, stored, format, error: squares.relative() }))
@@ -136,7 +136,7 @@ impl ModelDir {
     ) -> Result<(), Failure> {
         let row = tensor.shape.first().map_or(1, |row| *row as usize);
         match source {
-            Source::Divisors(values) => each(values, row),
+            Source::Values(values) => each(values, row),
             Source::Vector(which, heads) => {
                 let mut values = self.vector(*which)?;
                 if let Some(heads) = heads {

@@ -120,6 +120,16 @@ impl Layer {
         }
     }
 
+    /// The matrix of a dense layer that does nothing else than multiply with it.
+    pub(super) fn projection(&self) -> Option<Projection<'_>> {
+        let Self::Dense(dense) = self else { return None };
+        let plain = dense.bias.is_none()
+            && dense.activation == Activation::Identity
+            && dense.residual == Residual::None;
+        let Dense { inputs, outputs, weight, .. } = dense;
+        plain.then_some(Projection { inputs: *inputs, outputs: *outputs, weight })
+    }
+
     /// The number of values of a vector behind the module, given that before it.
     pub(super) fn width(&self, width: u32) -> u32 {
         match self {
@@ -149,6 +159,15 @@ impl Layer {
             Self::Dense(dense) => dense.apply(&values),
         }
     }
+}
+
+/// A matrix that vectors are multiplied with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Projection<'a> {
+    pub(crate) inputs: u32,
+    pub(crate) outputs: u32,
+    /// The weights, `[outputs, inputs]`, row-major.
+    pub(crate) weight: &'a [f32],
 }
 
 impl Dense {

@@ -4,8 +4,11 @@ use super::{architecture::Architecture, header::Field, tokenizer, unwritten};
 use crate::{
     ModelDir,
     error::ModelError,
-    gguf::encoder::{MAX_TOKENS, PROMPTS},
-    sentence::{PoolingMode, SentenceConfig},
+    gguf::{
+        dense::{self, WIDTHS},
+        encoder::{MAX_TOKENS, PROMPTS},
+    },
+    sentence::{PoolingMode, Projection, SentenceConfig},
     spec::{Activation, NormKind},
 };
 use galaxy_common::WeightFormat;
@@ -51,6 +54,10 @@ impl Architecture {
         if let Some(number) = number {
             put("pooling_type", Field::Whole(number));
         }
+        for ([inputs, outputs], matrix) in WIDTHS.into_iter().zip(self.dense(&sentence, model)) {
+            put(inputs, Field::Whole(matrix.inputs));
+            put(outputs, Field::Whole(matrix.outputs));
+        }
         fields.extend(of_texts(&sentence));
         let types = model.spec().token_types;
         if types > 0 {
@@ -58,6 +65,22 @@ impl Architecture {
         }
         fields.extend(of_tokenizer);
         Ok(fields)
+    }
+
+    /// The two matrices that vectors are multiplied with behind the pooling, where files of the architecture have them;
+    /// none in other models.
+    pub(super) fn dense<'a>(
+        &self,
+        sentence: &'a SentenceConfig,
+        model: &ModelDir,
+    ) -> Vec<Projection<'a>> {
+        let hidden = model.spec().hidden;
+        let found = sentence.only_pooling().map_or(Vec::new(), |(_, matrices)| matrices);
+        let fits = match found[..] {
+            [first, second] => first.inputs == hidden && second.outputs == hidden,
+            _ => false,
+        };
+        if fits && self.layout.name == dense::ARCHITECTURE { found } else { Vec::new() }
     }
 
     /// Puts the sizes of the model, and what its norms and its attention are like.
@@ -129,7 +152,7 @@ fn of_texts(sentence: &SentenceConfig) -> Vec<(String, Field)> {
 
 /// The number of the way in which rows become a vector, if it has one; what no field says is seen when the file is read.
 fn pooling(sentence: &SentenceConfig) -> Option<u32> {
-    match sentence.only_pooling()? {
+    match sentence.only_pooling()?.0 {
         PoolingMode::Mean => Some(1),
         PoolingMode::Cls => Some(2),
         PoolingMode::LastToken => Some(3),

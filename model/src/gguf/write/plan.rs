@@ -1,6 +1,6 @@
 //! The tensors of a GGUF file that is written: their names, and which matrices and vectors each holds.
 
-use super::{architecture::Architecture, unwritten};
+use super::{super::dense::LAYERS, architecture::Architecture, unwritten};
 use crate::{
     Matrix, ModelDir, ModelSpec, Positions, Table, Vector, error::ModelError, spec::NormPlace,
 };
@@ -17,8 +17,8 @@ pub(super) enum Source {
     Positions,
     /// A vector. The number is the heads whose values the file stores in pairs, if it does.
     Vector(Vector, Option<u32>),
-    /// The divisors of rotary frequencies.
-    Divisors(Vec<f32>),
+    /// Values that no matrix or vector of the model has: divisors of rotary frequencies, or a layer behind the pooling.
+    Values(Vec<f32>),
 }
 
 /// A tensor to be written.
@@ -52,7 +52,7 @@ pub(super) fn planned(
     let mut planned = vec![token_embedding(model)?];
     for (name, divisors) in architecture.divisors(model)? {
         let shape = vec![divisors.len() as u64];
-        let source = Source::Divisors(divisors);
+        let source = Source::Values(divisors);
         planned.push(Planned::new(name.to_owned(), source, shape, WeightFormat::F32));
     }
     if let Positions::Learned { rows, .. } = spec.positions {
@@ -70,6 +70,12 @@ pub(super) fn planned(
         Some(Planned::new(name, Source::Vector(which, heads), shape, WeightFormat::F32))
     };
     planned.extend(Vector::all(spec).filter_map(vector));
+    let sentence = model.sentence()?;
+    for ((name, _), matrix) in LAYERS.into_iter().zip(architecture.dense(&sentence, model)) {
+        let shape = vec![matrix.inputs.into(), matrix.outputs.into()];
+        let source = Source::Values(matrix.weight.to_vec());
+        planned.push(Planned::new(name.to_owned(), source, shape, WeightFormat::F32));
+    }
     let tied = model.tied();
     for which in Matrix::all(spec).filter(|of| !(tied && *of == Matrix::LanguageHead)) {
         planned.extend(matrices(model, which, architecture)?);

@@ -259,3 +259,56 @@ fn fields_of_positions_are_those_of_converters() {
     assert_eq!(gguf.whole("gemma3.attention.sliding_window"), Some(23));
     assert_eq!(gguf.whole("gemma3.attention.sliding_window_pattern"), Some(3));
 }
+
+/// The layers that EmbeddingGemma has behind the pooling, and its prompts.
+#[test]
+fn dense_layers_behind_the_pooling_survive_writing_as_gguf() {
+    let changes = json!({ "architectures": ["Gemma3TextModel"] });
+    let (_, copy) = changed("gemma3-both-ways", &changes);
+    let put = |name: &str, json: Value| {
+        let path = copy.path().join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, json.to_string()).expect("a file");
+    };
+    let modules = [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        ("2_Dense", "Dense"),
+        ("3_Dense", "Dense"),
+        ("4_Normalize", "Normalize"),
+    ];
+    let module = |(at, (path, kind)): (usize, &(&str, &str))| json!({ "idx": at, "name": at.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}") });
+    put("modules.json", modules.iter().enumerate().map(module).collect());
+    let pooling = json!({ "word_embedding_dimension": 24, "pooling_mode_mean_tokens": true });
+    put("1_Pooling/config.json", pooling);
+    put("config_sentence_transformers.json", json!({ "prompts": { "query": "task: " } }));
+    let dense = |name: &str, inputs: u64, outputs: u64, activation: &str| {
+        put(
+            &format!("{name}/config.json"),
+            json!({ "in_features": inputs, "out_features": outputs, "bias": false,
+                "activation_function": format!("torch.nn.modules.{activation}") }),
+        );
+        let values = (0..inputs * outputs).flat_map(|at| (at as f32 / 64.0).sin().to_le_bytes());
+        let bytes = file(&[("linear.weight", "F32", vec![outputs, inputs], values.collect())]);
+        fs::write(copy.path().join(name).join("model.safetensors"), bytes).expect("a file");
+    };
+    dense("2_Dense", 24, 40, "linear.Identity");
+    dense("3_Dense", 40, 24, "linear.Identity");
+    let model = ModelDir::open(copy.path()).expect("a model");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("m.gguf");
+    model.write_gguf(&path, &mut |_, _| {}).expect("a file");
+    let written = ModelDir::open(&path).expect("a model");
+    assert_eq!(written.warnings(), []);
+    let sentence = |model: &ModelDir| model.sentence().expect("settings");
+    assert_eq!(sentence(&written), sentence(&model));
+    assert_eq!(sentence(&written).prompt(Some("query")), Ok("task: "));
+    assert_eq!(header(&path).whole("gemma-embedding.dense_2_feat_out"), Some(40));
+    let again = dir.path().join("again.gguf");
+    written.write_gguf(&again, &mut |_, _| {}).expect("a file");
+    // No field says that such a layer has an activation.
+    dense("3_Dense", 40, 24, "activation.Tanh");
+    let model = ModelDir::open(copy.path()).expect("a model");
+    let error = model.write_gguf(&path, &mut |_, _| {}).expect_err("refused");
+    assert!(error.to_string().contains("what its vectors go through"), "{error}");
+}

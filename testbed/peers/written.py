@@ -7,7 +7,9 @@ vectors.
     /tmp/written/bin/python testbed/peers/written.py target/release/galaxy [MODEL...]
 
 xllamacpp is a build of llama.cpp from PyPI. For each family a small checkpoint of random weights is made, quantised, and
-run here and there: continuations without sampling, with the log-probabilities of likely tokens, or vectors. MODEL is
+run here and there: continuations without sampling, with the log-probabilities of likely tokens, or vectors. Here it is
+with activations in f32, there once as llama.cpp does it, which rounds them to 8 bits, and once with the same values in a
+file of f32. MODEL is
 the directory of another checkpoint, as models/all-MiniLM-L6-v2. Tokens of texts by llama.cpp are compared with those of
 the checkpoint's own tokenizer, by the tokenizers library. The reader of PyPI gguf says of each file whether its fields
 are of the types that converters write, and its tensors those of the architecture.
@@ -326,34 +328,34 @@ def cosine(one, other):
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-def compare(galaxy, source, path, vectors):
-    """A line about what a file gives here and there."""
-    peer = Peer(path, vectors)
-    reference = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-    reference.no_padding()
-    reference.no_truncation()
-    said, known = [], [reference.encode(text).ids for text in TEXTS]
-    options = {"add_special": True, "parse_special": True}
-    found = [peer.ask("/tokenize", {"content": text} | options)["tokens"] for text in TEXTS]
-    said.append(f"tokens of {sum(one == other for one, other in zip(known, found))} of {len(TEXTS)} texts")
-    said += [f"{text!r} is {other}, not {one}" for text, one, other in zip(TEXTS, known, found) if one != other]
-    if vectors:
-        cosines = []
-        for ids in known:
-            there = peer.ask("/v1/embeddings", {"input": ids})["data"][0]["embedding"]
-            own = here(galaxy, "run", "--model", path, "--ids", ",".join(map(str, ids)), "--output", "pooled",
-                       "--activations", "f32")
-            cosines.append(cosine(own["tensors"][0]["values"], there))
-        return said + [f"cosine of vectors at least {min(cosines):.5f}"]
-    ids = known[0]
-    own = here(galaxy, "generate", "--model", path, "--ids", ",".join(map(str, ids)), "--json", "--logprobs", 5,
-               "--max-tokens", STEPS, "--ignore-end", "--temperature", 0, "--activations", "f32")
+def widened(path):
+    """The same file with the values of its blocks in f32, so that llama.cpp does not round activations."""
+    reader, out = gguf.GGUFReader(path), path.with_suffix(".f32.gguf")
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1])
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        shape = [int(side) for side in tensor.shape][::-1]
+        writer.add_tensor(tensor.name, values.astype(np.float32).reshape(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def continued(peer, ids, own):
+    """How far a continuation is the same, and how far log-probabilities are apart until then."""
     there = peer.ask("/completion", {"prompt": ids, "n_predict": STEPS, "samplers": ["top_k"], "top_k": 1,
                                      "n_probs": 5, "ignore_eos": True, "return_tokens": True})
     same = next((at for at, (a, b) in enumerate(zip(own["tokens"], there["tokens"])) if a != b), STEPS)
     apart, places, at = 0.0, 0, 0
     # llama.cpp tells nothing of tokens that end within a character.
     for place in there["completion_probabilities"]:
+        if place["id"] not in there["tokens"][at:]:
+            break
         at = there["tokens"].index(place["id"], at)
         if at > same or at == STEPS:
             break
@@ -361,8 +363,41 @@ def compare(galaxy, source, path, vectors):
         shared = [one for one in place["top_logprobs"] if one["id"] in known]
         apart = max([apart] + [abs(known[one["id"]] - one["logprob"]) for one in shared])
         places, at = places + 1, at + 1
-    said.append(f"{same} of {STEPS} tokens behind {len(ids)}")
-    return said + [f"log-probabilities of the likeliest at {places} places within {apart:.4f}"]
+    return f"{same} of {STEPS} tokens behind {len(ids)}, log-probabilities at {places} places within {apart:.4f}"
+
+
+def pooled(peer, texts, own):
+    """The least cosine of vectors."""
+    there = [peer.ask("/v1/embeddings", {"input": ids})["data"][0]["embedding"] for ids in texts]
+    return f"{len(texts)} vectors, cosine at least {min(cosine(*pair) for pair in zip(own, there)):.6f}"
+
+
+def compare(galaxy, source, path, vectors):
+    """What a file gives here and there, in words."""
+    reference = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    reference.no_padding()
+    reference.no_truncation()
+    known = [reference.encode(text).ids for text in TEXTS]
+    listed = [",".join(map(str, ids)) for ids in known]
+    if vectors:
+        runs = [here(galaxy, "run", "--model", path, "--ids", ids, "--output", "pooled", "--activations", "f32")
+                for ids in listed]
+        own = [run["tensors"][0]["values"] for run in runs]
+    else:
+        own = here(galaxy, "generate", "--model", path, "--ids", listed[0], "--json", "--logprobs", 5, "--max-tokens",
+                   STEPS, "--ignore-end", "--temperature", 0, "--activations", "f32")
+    said = []
+    for file, what in [(path, "as it is"), (widened(path), "in f32")]:
+        peer = Peer(file, vectors)
+        if file == path:
+            options = {"add_special": True, "parse_special": True}
+            found = [peer.ask("/tokenize", {"content": text} | options)["tokens"] for text in TEXTS]
+            said.append(f"tokens of {sum(a == b for a, b in zip(known, found))} of {len(TEXTS)} texts")
+            said += [f"WRONG: {text!r} is {b}, not {a}" for text, a, b in zip(TEXTS, known, found) if a != b]
+        result = pooled(peer, known, own) if vectors else continued(peer, known[0], own)
+        said.append(f"{what} {result}")
+        del peer
+    return said
 
 
 def main():

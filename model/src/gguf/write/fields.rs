@@ -1,6 +1,10 @@
 //! The metadata fields of a GGUF file that is written, apart from the tokenizer's.
 
-use super::{architecture::Architecture, header::Field, tokenizer, unwritten};
+use super::{
+    architecture::Architecture,
+    header::{Field, Fields},
+    tokenizer, unwritten,
+};
 use crate::{
     ModelDir,
     error::ModelError,
@@ -29,7 +33,7 @@ impl Architecture {
     ///
     /// # Errors
     /// When the model has something that no field can express.
-    pub(super) fn fields(&self, model: &ModelDir) -> Result<Vec<(String, Field)>, ModelError> {
+    pub(super) fn fields(&self, model: &ModelDir) -> Result<Fields, ModelError> {
         let refused = |why| unwritten(model, why);
         let mut fields = vec![
             ("general.architecture".to_owned(), Field::Text(self.layout.name.to_owned())),
@@ -137,7 +141,7 @@ impl Architecture {
 }
 
 /// The fields of our own that say how texts become vectors.
-fn of_texts(sentence: &SentenceConfig) -> Vec<(String, Field)> {
+fn of_texts(sentence: &SentenceConfig) -> Fields {
     let mut fields = Vec::new();
     if let Some(rows) = sentence.max_tokens {
         fields.push((MAX_TOKENS.to_owned(), Field::Whole(rows)));

@@ -15,6 +15,9 @@ pub(super) enum Field {
     Flags(Vec<bool>),
 }
 
+/// Metadata fields by their names, in the order of the file.
+pub(super) type Fields = Vec<(String, Field)>;
+
 impl Field {
     fn kind(&self) -> u32 {
         match self {

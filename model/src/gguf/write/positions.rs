@@ -126,7 +126,8 @@ impl Architecture {
         let window = (0..spec.layers).find_map(|layer| spec.kind(layer).window);
         let refused = |why: String| Err(unwritten(model, why));
         let without = |layer: u32| spec.kind(layer).rotation == Rotation::None;
-        let expected = |layer: u32| name == "smollm3" && (layer + 1) % WITHOUT_POSITIONS == 0;
+        let expected =
+            |layer: u32| name == "smollm3" && (layer + 1).is_multiple_of(WITHOUT_POSITIONS);
         if (0..spec.layers).any(|layer| without(layer) != expected(layer)) {
             return refused(format!(
                 "its layers without positions are others than each fourth one, which no field of {name} says"

@@ -1,6 +1,6 @@
 //! Writes a model's `tokenizer.json` as the fields of a GGUF file: the inverse of reading one.
 
-use super::header::Field;
+use super::header::{Field, Fields};
 use crate::{
     ModelDir,
     chat::ChatFiles,
@@ -32,7 +32,7 @@ const BYTE: i32 = 6;
 ///
 /// # Errors
 /// A sentence about what the tokenizer does that no field can express.
-pub(super) fn fields(model: &ModelDir) -> Result<(Option<String>, Vec<(String, Field)>), String> {
+pub(super) fn fields(model: &ModelDir) -> Result<(Option<String>, Fields), String> {
     let path = model.path().join("tokenizer.json");
     let mut fields = Vec::new();
     let mut put = |name: &str, field| fields.push((format!("tokenizer.ggml.{name}"), field));

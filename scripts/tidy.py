@@ -65,7 +65,7 @@ PLACES = {
 MAX_LINES = 700
 # Parameters of a function, `self` counted, and how many functions may have more: kernels.
 MAX_PARAMETERS = 6
-MAX_LONG = 8
+MAX_LONG = 6
 # Words of a doc comment: fewer say nothing to who lands on it.
 MIN_WORDS = 3
 # A newcomer reads it in some minutes.

@@ -29,4 +29,5 @@ pub(crate) mod rows;
 pub(crate) mod testing;
 pub(crate) mod threads;
 pub(crate) mod vector;
+pub(crate) mod windows;
 pub(crate) mod wire;

@@ -2,7 +2,7 @@
 
 use super::{
     NetworkError,
-    fuse::Readers,
+    fuse::{Followers, Readers, Scale, Shuffle},
     single::{self, mapped},
     steps::{Call, Operand, Run, Step, simple},
     values::{Layout, around, constant},
@@ -274,6 +274,17 @@ impl<'a> Compiler<'a> {
 
     /// The same values in another shape: nothing is done where they lie as the file has them.
     fn view(&mut self, node: &NetworkNode) -> Result<(), NetworkError> {
+        if self.layout(node.reads[0]) == Layout::Channels
+            && let Some(Shuffle { groups, nodes, made }) = self.readers.shuffle(self.network, node)
+        {
+            let read = self.operand(node.reads[0], Layout::Channels)?;
+            let run = simple(move |context, from, out| {
+                arrange::shuffle(&context.threads, groups, from, out);
+            });
+            self.done.extend(nodes);
+            let together = NetworkNode { makes: vec![made], ..node.clone() };
+            return self.step(&together, vec![read], Layout::Channels, false, run);
+        }
         let operand = self.rows(node.reads[0])?;
         let is_whole = |id: ValueId| !self.network.value(id).element.is_float();
         if is_whole(node.makes[0]) && !is_whole(node.reads[0]) {
@@ -333,6 +344,7 @@ impl<'a> Compiler<'a> {
             let run = simple(|_, from, out| out.copy_from_slice(from));
             return self.step(node, vec![left.0], layout, false, run);
         }
+        let followers = self.readers.followers(self.network, node.makes[0], false);
         for (at, right) in operands.into_iter().enumerate() {
             // Between, the shape is that of those that there are so far.
             let between: Vec<usize> = match at + 1 == last {
@@ -341,11 +353,12 @@ impl<'a> Compiler<'a> {
             };
             let broadcast = Broadcast::new(&between, &left.1, &right.1);
             let in_place = left.1 == between;
+            let activation = followers.activation.filter(|_| at + 1 == last);
             let run: Run = Box::new(move |call| {
                 let (a, b) = (call.reads[0], call.read(1));
                 elements::binary(
                     &call.context.threads,
-                    function,
+                    (function, activation),
                     &broadcast,
                     (a, b),
                     call.makes[0],
@@ -355,7 +368,8 @@ impl<'a> Compiler<'a> {
             let (reads, values) = (vec![left.0, right.0], between.iter().product());
             left = (self.push(node.shown.clone(), reads, values, in_place, run)?, between);
         }
-        self.put(node.makes[0], layout, left.0);
+        self.done.extend(followers.nodes);
+        self.put(followers.made, layout, left.0);
         Ok(())
     }
 
@@ -433,31 +447,84 @@ impl<'a> Compiler<'a> {
     }
 
     fn batch_norm(&mut self, node: &NetworkNode, epsilon: f32) -> Result<(), NetworkError> {
-        let read = self.operand(node.reads[0], Layout::Channels)?;
-        let mut reads = vec![read];
-        for id in &node.reads[1..] {
-            reads.push(self.rows(*id)?);
+        let first = Scale::of(self.network, node, node.reads[0]);
+        let channels = self.network.value(node.reads[0]).dims[1] as usize;
+        let fixed = first.is_some();
+        let Followers { made, scales, activation, nodes } =
+            self.readers.followers(self.network, node.makes[0], fixed);
+        let stored = match &first {
+            Some(first) => self.scales(std::iter::once(first).chain(&scales), channels)?,
+            None => None,
+        };
+        let mut reads = vec![self.operand(node.reads[0], Layout::Channels)?];
+        if stored.is_none() {
+            for id in &node.reads[1..] {
+                reads.push(self.rows(*id)?);
+            }
         }
         let run: Run = Box::new(move |call| {
             let of = |at| call.read(at);
-            let (scale, shift) = folded(of(1), of(2), of(3), of(4), epsilon);
+            let given = match &stored {
+                Some(_) => None,
+                None => Some(folded(of(1), of(2), of(3), of(4), epsilon)),
+            };
+            let Some((scale, shift)) = stored.as_ref().or(given.as_ref()) else { return Ok(()) };
             let context = call.context;
             let (from, out) = call.one();
-            reduce::scale_channels(&context.threads, from, &scale, &shift, out);
+            reduce::scale_channels(&context.threads, from, (scale, shift), activation, out);
             Ok(())
         });
-        self.step(node, reads, Layout::Channels, false, run)
+        self.done.extend(nodes);
+        let together = NetworkNode { makes: vec![made], ..node.clone() };
+        self.step(&together, reads, Layout::Channels, false, run)
+    }
+
+    /// What each channel is multiplied by in the end, and what is added; none where nothing changes it.
+    pub(super) fn scales<'s>(
+        &mut self,
+        all: impl Iterator<Item = &'s Scale>,
+        channels: usize,
+    ) -> Result<Option<ChannelScale>, NetworkError> {
+        let mut scales: Option<ChannelScale> = None;
+        for scale in all {
+            let one = || vec![1.0; channels];
+            let mut each = |id: ValueId| -> Result<Vec<f32>, NetworkError> {
+                let values = self.constant(id)?;
+                Ok((0..channels).map(|channel| values[channel % values.len()]).collect())
+            };
+            let (by, add) = match scale {
+                Scale::Norm(ids, epsilon) => {
+                    let [scale, shift, mean, variance] = ids.map(|id| self.constant(id));
+                    folded(&scale?, &shift?, &mean?, &variance?, *epsilon)
+                }
+                Scale::Times(id) => (each(*id)?, vec![0.0; channels]),
+                Scale::Plus(id) => (one(), each(*id)?),
+            };
+            scales = Some(match scales {
+                None => (by, add),
+                Some((before, shift)) => {
+                    let times = |(a, b): (&f32, &f32)| a * b;
+                    let shift: Vec<f32> = shift.iter().zip(&by).map(times).collect();
+                    let add = shift.iter().zip(&add).map(|(a, b)| a + b).collect();
+                    (before.iter().zip(&by).map(times).collect(), add)
+                }
+            });
+        }
+        Ok(scales)
     }
 }
 
+/// A factor and what is added, of each channel.
+type ChannelScale = (Vec<f32>, Vec<f32>);
+
 /// A normalisation as a factor and what is added, of each channel.
-pub(super) fn folded(
+fn folded(
     scale: &[f32],
     shift: &[f32],
     mean: &[f32],
     variance: &[f32],
     epsilon: f32,
-) -> (Vec<f32>, Vec<f32>) {
+) -> ChannelScale {
     let by = |(scale, variance): (&f32, &f32)| scale / (variance + epsilon).sqrt();
     let by: Vec<f32> = scale.iter().zip(variance).map(by).collect();
     let add = |((shift, mean), by): ((&f32, &f32), &f32)| shift - mean * by;

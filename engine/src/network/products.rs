@@ -2,7 +2,7 @@
 
 use super::{
     NetworkError,
-    compile::{Compiler, folded},
+    compile::Compiler,
     fuse::Followers,
     steps::{Call, Operand, Run, simple},
     values::Layout,
@@ -14,10 +14,12 @@ use crate::{
         lines::NoMemory,
         network::{
             Context,
-            conv::{Convolution, Geometry, Kernels, Side},
+            conv::{Convolution, Kernels},
             elements::{self, Broadcast},
+            geometry::Geometry,
             pool,
         },
+        windows::Axis,
     },
     weights::ShardMatrix,
 };
@@ -92,8 +94,8 @@ impl Compiler<'_> {
         }
         let (read, made) = (&self.network.value(read).dims, &self.network.value(made).dims);
         let sides = windows.iter().zip(&read[2..]).zip(&made[2..]);
-        let sides: Vec<Side> = sides
-            .map(|((window, read), made)| Side::new(*read as usize, *made as usize, window))
+        let sides: Vec<Axis> = sides
+            .map(|((window, read), made)| Axis::new(*read as usize, *made as usize, window))
             .collect();
         Ok(Geometry::new(read[0] as usize, &sides))
     }
@@ -144,14 +146,8 @@ impl Compiler<'_> {
         };
         let fixed = node.reads[1..].iter().all(|id| self.is_constant(*id));
         let followers = self.readers.followers(self.network, node.makes[0], fixed);
-        let Followers { made, norm, activation, nodes } = followers;
-        let scale = match norm {
-            None => None,
-            Some((ids, epsilon)) => {
-                let [scale, shift, mean, variance] = ids.map(|id| self.constant(id));
-                Some(folded(&scale?, &shift?, &mean?, &variance?, epsilon))
-            }
-        };
+        let Followers { made, scales, activation, nodes } = followers;
+        let scale = self.scales(scales.iter(), channels.1)?;
         let read = self.operand(node.reads[0], Layout::Channels)?;
         let mut reads = vec![read];
         let bias = match (has_bias && fixed).then(|| self.constant(node.reads[2])).transpose()? {
@@ -247,7 +243,7 @@ impl Compiler<'_> {
                 let more: Vec<f32> = call.read(*at).iter().map(|x| x * of.beta).collect();
                 elements::binary(
                     &context.threads,
-                    Binary::Add,
+                    (Binary::Add, None),
                     broadcast,
                     (None, &more),
                     call.makes[0],

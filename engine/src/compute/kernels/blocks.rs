@@ -300,8 +300,7 @@ impl Operand for BlockOperand<'_> {
         isa: I,
         part: &RowChunk,
         pair: usize,
-        packed: &[f32],
-        sums: &mut [f32],
+        (packed, sums): (&[f32], &mut [f32]),
         mut finish: Finish<'_, '_>,
     ) {
         let rows = part.rows.len();

@@ -2,11 +2,12 @@
 // Hot path: no logging, no allocation once the scratch has grown; the only lock is a thread's own.
 
 use super::{
-    area::{Area, AreaMut, Cut},
+    area::{Area, AreaMut, Cut, Extent},
     instructions::Instructions,
-    micro::each_format,
+    micro::{F32, each_format},
     packed::{self, Block, Operand, pair_columns},
     threads::Threads,
+    windows::Windows,
 };
 use crate::weights::AnyMatrix;
 use std::{
@@ -72,6 +73,26 @@ pub(super) fn on(
     }
 }
 
+/// `out = windows x matrix`, then the epilogue.
+///
+/// # Shapes
+/// out `[results, outputs of the matrix]`.
+pub(crate) fn convolve(
+    threads: &Threads,
+    scratch: &Scratch,
+    windows: Windows<'_, F32>,
+    out: AreaMut<'_>,
+    epilogue: Epilogue<'_>,
+) {
+    let instructions = Instructions::current();
+    let common = Common { instructions, threads, scratch, gated: false, epilogue };
+    // The windows know their image.
+    let none = Extent { start: 0, rows: out.rows(), columns: 0, stride: 0 };
+    if let Some(left) = Area::new(&[], none) {
+        common.divide(left, windows, out);
+    }
+}
+
 /// What the parts of a product that threads compute have in common.
 struct Common<'a> {
     instructions: Instructions,
@@ -93,7 +114,7 @@ impl Common<'_> {
             let grain = rows.div_ceil(count);
             threads.each(out, grain, values, |first, out| {
                 let left = left.part(first, out.rows(), 0, left.columns());
-                self.block(left, matrix, 0..pairs, out);
+                self.block(left, matrix.behind(first), 0..pairs, out);
             });
         } else {
             let out = ByPairs { area: out, columns: pair_columns(self.gated) };
@@ -134,7 +155,7 @@ impl Cut for ByPairs<'_> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{activation::ActivationFn, area::Extent, testing::*},
+        super::{activation::ActivationFn, testing::*},
         *,
     };
     use crate::weights::ShardMatrix;

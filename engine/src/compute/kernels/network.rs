@@ -4,7 +4,9 @@
 
 pub(crate) mod arrange;
 pub(crate) mod conv;
+mod depthwise;
 pub(crate) mod elements;
+pub(crate) mod geometry;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 

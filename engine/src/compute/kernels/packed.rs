@@ -23,7 +23,7 @@ use std::ops::Range;
 /// Columns of a tile: a pair of panels.
 pub(crate) const PAIR: usize = 2 * PANEL;
 /// Rows of a tile with AVX-512, which has registers for so many with both panels.
-const WIDE_ROWS: usize = 14;
+pub(super) const WIDE_ROWS: usize = 14;
 /// Rows of a tile with AVX2 and NEON, which have registers for so many with one panel.
 const NARROW_ROWS: usize = 6;
 /// Rows of a tile with AVX2 and NEON where both panels are read at once, which is what counts if rows
@@ -112,20 +112,24 @@ pub(crate) trait Operand: Copy + Send + Sync {
     fn inputs(&self) -> usize;
     /// The number of panels.
     fn count(&self) -> usize;
+    /// The same operand for the rows behind so many; another one only where it knows what its rows are.
+    #[must_use]
+    fn behind(self, _rows: usize) -> Self {
+        self
+    }
     /// The number of chunks in which so many rows are taken, and of blocks in which their inputs are. Rows are packed
     /// again for every [`WAITING_PAIRS`] if there is more than one block.
     fn parts(&self, rows: usize) -> (usize, usize);
     /// Packs the part of the left-hand side as products with the panels read it.
     fn pack<I: Isa>(&self, isa: I, left: Area<'_>, part: &RowChunk, to: &mut Lines<f32>);
-    /// Multiplies all rows of the part with one pair of panels. `sums`, [`PAIR`] for each row, are those of the inputs
-    /// before.
+    /// Multiplies all rows of the part with one pair of panels. `scratch` is the packed part, and sums, [`PAIR`] for each
+    /// row: those of the inputs before.
     fn pair<I: Isa>(
         &self,
         isa: I,
         part: &RowChunk,
         pair: usize,
-        packed: &[f32],
-        sums: &mut [f32],
+        scratch: (&[f32], &mut [f32]),
         finish: Finish<'_, '_>,
     );
 }
@@ -194,19 +198,19 @@ impl<M: Operand> SimdOp for Block<'_, '_, M> {
 }
 
 /// Part `at` of `whole` in `parts` nearly equal ones.
-fn share(whole: usize, parts: usize, at: usize) -> Range<usize> {
+pub(super) fn share(whole: usize, parts: usize, at: usize) -> Range<usize> {
     let (each, more) = (whole / parts, whole % parts);
     let start = at * each + at.min(more);
     start..start + each + usize::from(at < more)
 }
 
 /// Vectors of a panel: one with AVX-512, two with AVX2, four with NEON.
-const fn vectors<I: Isa>() -> usize {
+pub(super) const fn vectors<I: Isa>() -> usize {
     PANEL * size_of::<f32>() / size_of::<I::F32>()
 }
 
 /// Whether a vector is as wide as a panel.
-const fn wide<I: Isa>() -> bool {
+pub(super) const fn wide<I: Isa>() -> bool {
     vectors::<I>() == 1
 }
 
@@ -220,7 +224,7 @@ impl<M: Operand> Block<'_, '_, M> {
         let Scratch { rows: packed, sums } = &mut *self.scratch;
         let size = part.rows.len() * PAIR;
         let sums = &mut sums.values_mut()[waiting * size..][..size];
-        self.matrix.pair(isa, part, pair, packed.values(), sums, finish);
+        self.matrix.pair(isa, part, pair, (packed.values(), sums), finish);
     }
 
     /// Where the product of a pair goes, and its bias.
@@ -250,7 +254,7 @@ fn copy(from: &[f32], at: usize, out: &mut [f32]) {
 
 /// The number of groups in which so many rows are taken, each as high as a tile at most.
 #[inline(always)]
-fn groups<I: Isa>(rows: usize) -> usize {
+pub(super) fn groups<I: Isa>(rows: usize) -> usize {
     rows.div_ceil(if wide::<I>() { WIDE_ROWS } else { NARROW_ROWS })
 }
 
@@ -302,8 +306,7 @@ impl<F: Format> Operand for Panels<'_, F> {
         isa: I,
         part: &RowChunk,
         pair: usize,
-        packed: &[f32],
-        sums: &mut [f32],
+        (packed, sums): (&[f32], &mut [f32]),
         mut finish: Finish<'_, '_>,
     ) {
         let RowChunk { rows, inputs, begin, end } = part.clone();

@@ -145,7 +145,20 @@ pub(crate) fn transpose(
         }
     }
     let (width, stride) = axes.pop().unwrap_or((1, 1));
-    each_row(threads, out, width, 4 * width, |number, out| {
+    // Where the innermost axis of `from` is the one outside of the run, some of its entries are moved together: lines of
+    // cache are then read as a whole.
+    let together = match axes.last_mut() {
+        Some((side, 1)) => {
+            let most = (1..=TOGETHER).rev().find(|count| side.is_multiple_of(*count)).unwrap_or(1);
+            *side /= most;
+            most
+        }
+        _ => 1,
+    };
+    if let (Some((_, step)), true) = (axes.last_mut(), together > 1) {
+        *step = together;
+    }
+    each_row(threads, out, together * width, 4 * together * width, |number, out| {
         let (mut number, mut start) = (number, 0);
         for (side, stride) in axes.iter().rev() {
             start += number % side * stride;
@@ -153,8 +166,49 @@ pub(crate) fn transpose(
         }
         match stride {
             1 => out.copy_from_slice(&from[start..start + width]),
+            _ if together > 1 => turned(&from[start..], stride, (together, width), out),
             _ => {
                 out.iter_mut().zip(from[start..].iter().step_by(stride)).for_each(|(o, x)| *o = *x)
+            }
+        }
+    });
+}
+
+/// The most entries of an axis that are moved together.
+const TOGETHER: usize = 32;
+/// Rows of a matrix that are read at a time as it is transposed: their lines stay in a first-level cache.
+const AT_A_TIME: usize = 16;
+
+/// Transposes the first columns of a matrix whose rows are `stride` values apart.
+///
+/// # Shapes
+/// out `[columns, rows]`.
+fn turned(from: &[f32], stride: usize, (columns, rows): (usize, usize), out: &mut [f32]) {
+    for first in (0..rows).step_by(AT_A_TIME) {
+        let some = first..rows.min(first + AT_A_TIME);
+        for (column, out) in out.chunks_exact_mut(rows).enumerate().take(columns) {
+            for (row, o) in some.clone().zip(&mut out[some.clone()]) {
+                *o = from[row * stride + column];
+            }
+        }
+    }
+}
+
+/// Channels of each pixel in another order: those of `[outer, inner]` become `[inner, outer]`.
+pub(crate) fn shuffle(
+    threads: &Threads,
+    (outer, inner): (usize, usize),
+    from: &[f32],
+    out: &mut [f32],
+) {
+    let channels = outer * inner;
+    each_row(threads, out, channels, 2 * channels, |number, out| {
+        let from = &from[number * channels..][..channels];
+        for (group, from) in from.chunks_exact(inner).enumerate() {
+            let mut at = group;
+            for x in from {
+                out[at] = *x;
+                at += outer;
             }
         }
     });
@@ -199,4 +253,54 @@ pub(crate) fn gather(
         out.copy_from_slice(&from[(block * side + entry) * inner..][..inner]);
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The transposition by its definition.
+    fn reference(dims: &[usize], order: &[usize], from: &[f32]) -> Vec<f32> {
+        let (strides, made): (Vec<usize>, Vec<usize>) =
+            order.iter().map(|axis| (strides(dims)[*axis], dims[*axis])).unzip();
+        let place = |mut number: usize| {
+            let mut place = 0;
+            for (side, stride) in made.iter().zip(&strides).rev() {
+                place += number % side * stride;
+                number /= side;
+            }
+            from[place]
+        };
+        (0..from.len()).map(place).collect()
+    }
+
+    #[test]
+    fn axes_in_any_order_are_those_of_the_definition() {
+        let threads = Threads::new(2);
+        let cases: [(&[usize], &[usize]); 8] = [
+            (&[1, 3, 40, 32], &[0, 2, 3, 1]),
+            (&[2, 5, 7, 48], &[0, 3, 1, 2]),
+            (&[2, 3, 4, 5], &[0, 2, 1, 3]),
+            (&[37, 53], &[1, 0]),
+            (&[64, 33], &[1, 0]),
+            (&[2, 3, 4, 5], &[3, 2, 1, 0]),
+            (&[2, 1, 4, 1], &[3, 2, 1, 0]),
+            (&[6], &[0]),
+        ];
+        for (dims, order) in cases {
+            let from: Vec<f32> = (0..dims.iter().product()).map(|at: usize| at as f32).collect();
+            let mut out = vec![f32::NAN; from.len()];
+            transpose(&threads, dims, order, &from, &mut out);
+            assert_eq!(out, reference(dims, order, &from), "{dims:?} {order:?}");
+        }
+    }
+
+    #[test]
+    fn shuffled_channels_are_the_transposition_of_their_groups() {
+        let threads = Threads::new(1);
+        let from: Vec<f32> = (0..5 * 12).map(|at| at as f32).collect();
+        let mut out = vec![f32::NAN; from.len()];
+        shuffle(&threads, (3, 4), &from, &mut out);
+        assert_eq!(out, reference(&[5, 3, 4], &[0, 2, 1], &from));
+    }
 }

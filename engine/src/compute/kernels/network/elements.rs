@@ -165,28 +165,29 @@ impl<F: Fn(f32, f32) -> f32> SimdOp for Pairs<'_, F> {
     }
 }
 
-/// `out = function(a, b)`; without `a`, it stands in `out` and is not repeated.
+/// `out = activation(function(a, b))`; without `a`, it stands in `out` and is not repeated.
 pub(crate) fn binary(
     threads: &Threads,
-    function: Binary,
+    (function, activation): (Binary, Option<ActivationFn>),
     broadcast: &Broadcast,
-    (a, b): (Option<&[f32]>, &[f32]),
+    both: (Option<&[f32]>, &[f32]),
     out: &mut [f32],
 ) {
+    let to = (out, activation);
     match function {
-        Binary::Add => pairs(threads, broadcast, a, b, out, |a, b| a + b),
-        Binary::Sub => pairs(threads, broadcast, a, b, out, |a, b| a - b),
-        Binary::Mul => pairs(threads, broadcast, a, b, out, |a, b| a * b),
-        Binary::Div => pairs(threads, broadcast, a, b, out, |a, b| a / b),
-        Binary::Pow => pairs(threads, broadcast, a, b, out, power),
+        Binary::Add => pairs(threads, broadcast, both, to, |a, b| a + b),
+        Binary::Sub => pairs(threads, broadcast, both, to, |a, b| a - b),
+        Binary::Mul => pairs(threads, broadcast, both, to, |a, b| a * b),
+        Binary::Div => pairs(threads, broadcast, both, to, |a, b| a / b),
+        Binary::Pow => pairs(threads, broadcast, both, to, power),
         Binary::Max => {
-            pairs(threads, broadcast, a, b, out, |a, b| if b > a || b.is_nan() { b } else { a })
+            pairs(threads, broadcast, both, to, |a, b| if b > a || b.is_nan() { b } else { a })
         }
         Binary::Min => {
-            pairs(threads, broadcast, a, b, out, |a, b| if b < a || b.is_nan() { b } else { a })
+            pairs(threads, broadcast, both, to, |a, b| if b < a || b.is_nan() { b } else { a })
         }
         Binary::PRelu => {
-            pairs(threads, broadcast, a, b, out, |a, b| if a < 0.0 { a * b } else { a })
+            pairs(threads, broadcast, both, to, |a, b| if a < 0.0 { a * b } else { a })
         }
     }
 }
@@ -204,11 +205,16 @@ fn power(a: f32, b: f32) -> f32 {
 fn pairs(
     threads: &Threads,
     broadcast: &Broadcast,
-    a: Option<&[f32]>,
-    b: &[f32],
-    out: &mut [f32],
+    (a, b): (Option<&[f32]>, &[f32]),
+    (out, activation): (&mut [f32], Option<ActivationFn>),
     function: impl Fn(f32, f32) -> f32 + Sync + Copy,
 ) {
+    let each = |a: Option<&[f32]>, b: &[f32], out: &mut [f32]| {
+        run(Pairs { out: &mut *out, a, b, function });
+        if let Some(activation) = activation {
+            activation.apply(out);
+        }
+    };
     let Some(&BinaryAxis { side, strides }) = broadcast.axes.last() else { return };
     // One long run is cut into chunks, of which each is a run.
     if broadcast.axes.len() == 1 {
@@ -219,7 +225,7 @@ fn pairs(
         return by_chunks(threads, out, |at, out| {
             let len = out.len();
             let a = a.map(|a| &a[part(a, strides[0], at, len)]);
-            run(Pairs { out, a, b: &b[part(b, strides[1], at, len)], function });
+            each(a, &b[part(b, strides[1], at, len)], out);
         });
     }
     each_row(threads, out, side, side, |number, out| {
@@ -232,6 +238,6 @@ fn pairs(
             }
         };
         let a = a.map(|a| &a[run_of(0)]);
-        run(Pairs { out, a, b: &b[run_of(1)], function });
+        each(a, &b[run_of(1)], out);
     });
 }

@@ -1,9 +1,9 @@
 //! Pooling of images whose channels lie side by side.
 
 use super::{
-    super::{instructions::run, threads::Threads},
-    conv::{Geometry, Side},
+    super::{instructions::run, threads::Threads, windows::Axis},
     each_row,
+    geometry::Geometry,
 };
 use galaxy_model::onnx::PoolKind;
 use rten_simd::{Isa, SimdOp};
@@ -54,7 +54,7 @@ impl SimdOp for Pixel<'_> {
             }
         });
         if let PoolKind::Average { with_padding } = kind {
-            let counted = |(side, at): (&Side, usize)| side.counted(at, with_padding);
+            let counted = |(side, at): (&Axis, usize)| side.counted(at, with_padding);
             let count: usize = geometry.sides.iter().zip(at).map(counted).product();
             let by = 1.0 / count.max(1) as f32;
             out.iter_mut().for_each(|o| *o *= by);

@@ -1,7 +1,7 @@
 //! Sums, means and largest values along an axis, softmax, and interpolation: values of `[outer, side, inner]`.
 
 use super::{
-    super::{instructions::run, threads::Threads},
+    super::{activation::ActivationFn, instructions::run, threads::Threads},
     each_row,
 };
 use galaxy_model::onnx::{ReduceKind, Tap};
@@ -122,12 +122,12 @@ pub(crate) fn interpolate(
     });
 }
 
-/// `out = from * scale + shift`, of each channel: rows of as many values as there are channels.
+/// `out = activation(from * scale + shift)`, of each channel: rows of as many values as there are channels.
 pub(crate) fn scale_channels(
     threads: &Threads,
     from: &[f32],
-    scale: &[f32],
-    shift: &[f32],
+    (scale, shift): (&[f32], &[f32]),
+    activation: Option<ActivationFn>,
     out: &mut [f32],
 ) {
     let width = scale.len();
@@ -138,6 +138,9 @@ pub(crate) fn scale_channels(
                 *o = x * scale + shift;
             }
         }));
+        if let Some(activation) = activation {
+            activation.apply(out);
+        }
     });
 }
 

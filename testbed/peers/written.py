@@ -10,7 +10,7 @@ xllamacpp is a build of llama.cpp from PyPI. For each family a small checkpoint 
 run here and there: continuations without sampling, with the log-probabilities of likely tokens, or vectors. Here it is
 with activations in f32, there once as llama.cpp does it, which rounds them to 8 bits, and once with the same values in a
 file of f32. MODEL is
-the directory of another checkpoint, as models/all-MiniLM-L6-v2. Tokens of texts by llama.cpp are compared with those of
+the name of one of these, or the directory of another checkpoint, as models/all-MiniLM-L6-v2. Tokens of texts by llama.cpp are compared with those of
 the checkpoint's own tokenizer, by the tokenizers library. The reader of PyPI gguf says of each file whether its fields
 are of the types that converters write, and its tensors those of the architecture.
 """
@@ -30,6 +30,8 @@ import tokenizers
 import xllamacpp
 
 STEPS = 24
+# By LongRoPE, llama.cpp takes a text for long where its context is, and we where the text is.
+CONTEXT = 256
 FORMATS = ["q8", "q4"]
 HIDDEN, HEADS, KV, WIDTH, INNER, LAYERS = 256, 4, 2, 64, 384, 8
 # Beyond the windows of the models here, which have 16 rows.
@@ -144,9 +146,9 @@ MODELS = {
     "gemma-embedding": ("gemma3_text", "Gemma3TextModel", GEMMA, SCALED | {"use_bidirectional_attention": True}),
     "phi3": ("phi3", "Phi3ForCausalLM", PHI3, {"tie_word_embeddings": False}),
     "phi3-long": ("phi3", "Phi3ForCausalLM", byte_level(GPT4O), {
-        "rope_scaling": longrope(0.75), "partial_rotary_factor": 0.75, "original_max_position_embeddings": 64}),
+        "rope_scaling": longrope(0.75), "partial_rotary_factor": 0.75, "original_max_position_embeddings": 32}),
     "phi3-short": ("phi3", "Phi3ForCausalLM", byte_level(GPT4O), {
-        "rope_scaling": longrope(1.0), "original_max_position_embeddings": 256}),
+        "rope_scaling": longrope(1.0), "original_max_position_embeddings": CONTEXT}),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM", byte_level(LLAMA3, ignore_merges=True), {}),
     "modern-bert": ("modernbert", "ModernBertModel", byte_level(
         normalizer=NFC, names=("[CLS]", "[SEP]", "[MASK]"), first="[CLS]"), {"local_attention": 16}),
@@ -303,7 +305,7 @@ class Peer:
     def __init__(self, path, vectors):
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
-        params.n_ctx, params.n_parallel, params.warmup, params.verbosity = 512, 1, False, 0
+        params.n_ctx, params.n_parallel, params.warmup, params.verbosity = CONTEXT, 1, False, 0
         params.cpuparams.n_threads = 1
         params.swa_full = True
         params.embedding = vectors
@@ -404,7 +406,7 @@ def main():
     galaxy, models = sys.argv[1], sys.argv[2:]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        named = [(Path(model).name, Path(model)) for model in models] or [(name, None) for name in MODELS]
+        named = [(Path(model).name, None if model in MODELS else Path(model)) for model in models or MODELS]
         for name, source in named:
             source = source or make(folder / name, name)
             for form in FORMATS:

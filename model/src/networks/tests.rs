@@ -31,6 +31,7 @@ fn parameters_and_convolutions_are_those_of_the_published_networks() {
         ("shufflenet-v2", 2_278_604, 56),
         ("nasnet-mobile", 5_289_978, 356),
         ("darts", 4_718_752, 298),
+        ("darts-cifar", 3_349_342, 439),
     ] {
         let description = find(name).describe();
         let found = (description.parameters(), description.count("Conv"));
@@ -70,7 +71,7 @@ fn networks_are_read_with_the_shapes_of_their_results() {
             "yolov4-416" => maps(255, &[52, 26, 13]),
             "yolov4-608" => maps(255, &[76, 38, 19]),
             "yolov4-p6" => maps(340, &[80, 40, 20, 10]),
-            "tiny-darts" => vec![vec![1, 10]],
+            "darts-cifar" | "tiny-darts" => vec![vec![1, 10]],
             _ => vec![vec![1, 1000]],
         };
         assert_eq!(dims, expected, "{}", entry.name);

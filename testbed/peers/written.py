@@ -6,13 +6,12 @@ vectors.
     /tmp/written/bin/pip install numpy==2.4.6 gguf==0.19.0 tokenizers==0.23.3 xllamacpp==2026.10.11549
     /tmp/written/bin/python testbed/peers/written.py target/release/galaxy [MODEL...]
 
-xllamacpp is a build of llama.cpp from PyPI. For each family a small checkpoint of random weights is made, quantised, and
-run here and there: continuations without sampling, with the log-probabilities of likely tokens, or vectors. Here it is
-with activations in f32, there once as llama.cpp does it, which rounds them to 8 bits, and once with the same values in a
-file of f32. MODEL is
-the name of one of these, or the directory of another checkpoint, as models/all-MiniLM-L6-v2. Tokens of texts by llama.cpp are compared with those of
-the checkpoint's own tokenizer, by the tokenizers library. The reader of PyPI gguf says of each file whether its fields
-are of the types that converters write, and its tensors those of the architecture.
+xllamacpp is a build of llama.cpp from PyPI. For each family a small checkpoint of random weights is made, quantised, and run
+here and there: continuations without sampling, with the log-probabilities of likely tokens, or vectors. Here it is with
+activations in f32, there once as llama.cpp does it, which rounds them to 8 bits, and once with the same values in a file of
+f32. MODEL is the name of one of these, or the directory of another checkpoint, as models/all-MiniLM-L6-v2. Tokens of texts
+by llama.cpp are compared with those of the checkpoint's own tokenizer, by the tokenizers library. The reader of PyPI gguf
+says of each file whether its fields are of the types that converters write, and its tensors those of the architecture.
 """
 
 import json

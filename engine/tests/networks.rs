@@ -10,7 +10,13 @@ use galaxy_model::{
     onnx::{Fixed, Network, NewAttribute, NewModel, NewNode, NewTensor, OnnxFile},
 };
 use proptest::prelude::*;
-use std::io::Write;
+use std::{
+    io::Write,
+    sync::{PoisonError, RwLock},
+};
+
+/// A test that changes the instructions of this process holds it for writing, those that compare to the bit for reading.
+static INSTRUCTIONS: RwLock<()> = RwLock::new(());
 
 /// Numbers between -1 and 1 that are always the same.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
@@ -198,6 +204,7 @@ proptest! {
         set in prop::sample::select(vec!["avx512", "avx2", "neon", "portable"]),
     ) {
         // Whatever of these this processor has: results are right with any.
+        let _alone = INSTRUCTIONS.write().unwrap_or_else(PoisonError::into_inner);
         let set: Instructions = set.parse().unwrap();
         if set.available() {
             instructions::limit(set).unwrap();
@@ -249,6 +256,7 @@ fn branches() -> NewModel {
 
 #[test]
 fn the_order_of_least_memory_is_chosen_and_results_do_not_depend_on_runs_before() {
+    let _unchanged = INSTRUCTIONS.read().unwrap_or_else(PoisonError::into_inner);
     let mut engine = loaded(&branches(), 2);
     let memory = engine.memory();
     assert!(memory.peak < memory.file_order, "{memory:?}");
@@ -279,6 +287,7 @@ fn inputs_that_do_not_fit_are_refused_by_name() {
 
 #[test]
 fn weights_that_are_given_when_it_runs_give_what_stored_ones_do() {
+    let _unchanged = INSTRUCTIONS.read().unwrap_or_else(PoisonError::into_inner);
     let stored = branches();
     let mut given = stored.clone();
     given.tensors.retain(|tensor| !["large", "matrix"].contains(&tensor.name.as_str()));
@@ -306,6 +315,7 @@ fn negative_indices_count_from_the_end() {
 
 #[test]
 fn what_depends_on_stored_values_alone_is_computed_once_and_packed() {
+    let _unchanged = INSTRUCTIONS.read().unwrap_or_else(PoisonError::into_inner);
     // Too large to be worked out as the file is opened.
     let stored = numbers(100 * 60, 4);
     let turned: Vec<f32> = (0..6000).map(|at| stored[at % 100 * 60 + at / 100]).collect();

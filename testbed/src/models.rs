@@ -28,6 +28,7 @@ pub struct Options {
 
 /// The directory of models by default.
 pub const CACHE: &str = "target/testbed-models";
+
 /// The model of this name.
 ///
 /// # Errors

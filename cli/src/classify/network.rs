@@ -15,6 +15,7 @@ use galaxy_engine::network::{NetworkEngine, NetworkError, NetworkTensor};
 use galaxy_model::{
     image::{Filter, ImageProcessor, Preparation, Resizing},
     onnx::{Network, OnnxFile, Scores, ValueId},
+    softmax,
 };
 use serde::Serialize;
 use std::{
@@ -341,14 +342,6 @@ fn here(args: &NetworkArgs, images: &[PathBuf]) -> Result<Answer, Failure> {
             Answer { labels, scores, logits: Some(results), probabilities, report }
         }
     })
-}
-
-/// The probabilities of logits.
-fn softmax(logits: &[f32]) -> Vec<f32> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let powers: Vec<f64> = logits.iter().map(|logit| f64::from(logit - most).exp()).collect();
-    let sum: f64 = powers.iter().sum();
-    powers.iter().map(|power| (power / sum) as f32).collect()
 }
 
 /// The best classes of each image, and what they cost.

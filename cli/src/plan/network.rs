@@ -124,7 +124,7 @@ fn shown(memory: &Memory) -> String {
     ]);
     let _ = writeln!(
         out,
-        "found in {:.1} ms for the order, of {} states, and {:.1} ms for the arena\n",
+        "the order took {:.1} ms to find ({} states searched), the arena {:.1} ms\n",
         memory.ordering_ms, memory.states, memory.placing_ms
     );
     out + &plot(memory)

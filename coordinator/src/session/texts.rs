@@ -11,6 +11,7 @@ use galaxy_common::Wanted;
 use galaxy_model::{
     ClassHead, HeadSpec, ModelError, Problem,
     sentence::{SentenceConfig, VectorForm},
+    softmax,
     tokenizer::Encoded,
 };
 use std::{num::NonZeroU32, time::Duration};
@@ -394,12 +395,7 @@ fn probabilities(head: &ClassHead, logits: &[f32]) -> Vec<f32> {
         Some(Problem::Regression) => logits.to_vec(),
         Some(Problem::MultiLabel) => logits.iter().map(sigmoid).collect(),
         _ if head.labels == 1 => logits.iter().map(sigmoid).collect(),
-        Some(Problem::SingleLabel) | None => {
-            let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let raised: Vec<f64> = logits.iter().map(|&l| f64::from(l - top).exp()).collect();
-            let sum: f64 = raised.iter().sum();
-            raised.into_iter().map(|e| (e / sum) as f32).collect()
-        }
+        Some(Problem::SingleLabel) | None => softmax(logits),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Which nodes a convolution is computed with: a normalisation with stored statistics, and an activation function.
+//! Which nodes are computed together: what scales channels and the activation function behind a convolution, a
+//! normalisation or a sum, and shuffles of channels.
 
 use crate::compute::kernels::activation::ActivationFn;
 use galaxy_model::onnx::{Binary, Network, NetworkNode, Operator, Unary, ValueId};
